@@ -1,0 +1,1 @@
+"""The engine core: requests, KV blocks and every scheduling decision. No torch."""

@@ -1,0 +1,1 @@
+"""What processes say to each other. A leaf: stdlib, msgspec and pyzmq only."""

@@ -1,0 +1,144 @@
+"""The configuration of the engine: each option stands here once, with its range and its help text.
+
+The command line, the printed configuration and the file that the processes read are made from these Structs. A
+configuration is complete and validated before a process starts, and never changes after.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta, Struct
+
+from engine_core.wire.errors import EngineCoreError
+
+Positive = Annotated[int, Meta(ge=1, lt=2**31)]
+Bytes = Annotated[int, Meta(ge=1, le=2**63 - 1)]
+
+
+class ConfigInvalid(EngineCoreError):
+    """A configuration that is no configuration; the message names field, limit and value."""
+
+
+class ModelOptions(Struct, frozen=True, forbid_unknown_fields=True):
+    """Which model, and in which form."""
+
+    model: Annotated[str, Meta(description="folder of the model: config.json, *.safetensors, tokenizer")] = ""
+    dtype: Annotated[
+        Literal["auto", "float32", "bfloat16", "float16"],
+        Meta(description="of weights and activations; auto: float32 on CPU, the checkpoint's on CUDA"),
+    ] = "auto"
+    load_format: Annotated[
+        Literal["auto", "safetensors", "dummy"],
+        Meta(description="dummy: weights drawn from a seed, from config.json alone; auto: safetensors"),
+    ] = "auto"
+    max_model_len: Annotated[
+        Positive | None, Meta(description="tokens of prompt and output together; default: what the model was made for")
+    ] = None
+    seed: Annotated[
+        int, Meta(ge=0, le=2**63 - 1, description="of dummy weights and of requests that bring no seed of their own")
+    ] = 0
+
+
+class CacheOptions(Struct, frozen=True, forbid_unknown_fields=True):
+    """The paged KV cache."""
+
+    block_size: Annotated[int, Meta(ge=1, le=1024, description="tokens a KV block")] = 16
+    num_kv_blocks: Annotated[Positive | None, Meta(description="KV blocks; default: from the memory budget")] = None
+    kv_cache_memory_bytes: Annotated[
+        Bytes | None, Meta(description="memory for the KV cache; default: a share of what is free")
+    ] = None
+    enable_prefix_caching: Annotated[bool, Meta(description="reuse the KV blocks of equal prompt beginnings")] = True
+
+
+class SchedulerOptions(Struct, frozen=True, forbid_unknown_fields=True):
+    """What runs in a step."""
+
+    max_num_seqs: Annotated[int, Meta(ge=1, le=4096, description="sequences in one step")] = 128
+    max_num_batched_tokens: Annotated[
+        Positive | None, Meta(description="tokens in one step; default: 512 on CPU, 8192 on CUDA")
+    ] = None
+    long_prefill_token_threshold: Annotated[
+        int, Meta(ge=0, lt=2**31, description="tokens of one prompt in one step while others wait; 0: half the budget")
+    ] = 0
+    scheduling_policy: Annotated[
+        Literal["fcfs", "priority"], Meta(description="order of waiting requests; priority: smaller is more urgent")
+    ] = "fcfs"
+    batching: Annotated[
+        Literal["continuous", "static"], Meta(description="static: a batch is full or done before the next one starts")
+    ] = "continuous"
+    async_scheduling: Annotated[bool, Meta(description="plan the next step while the last one runs")] = True
+    max_num_queued_reqs: Annotated[Positive, Meta(description="waiting requests; one more is answered 429")] = 4096
+    max_num_queued_tokens: Annotated[
+        Positive, Meta(description="prompt tokens of waiting requests; one more is answered 429")
+    ] = 16_777_216
+
+
+class ExecutorOptions(Struct, frozen=True, forbid_unknown_fields=True):
+    """The device."""
+
+    device: Annotated[Literal["auto", "cpu", "cuda"], Meta(description="auto: cuda where there is one")] = "auto"
+    cpu_threads: Annotated[
+        Annotated[int, Meta(ge=1, le=1024)] | None, Meta(description="threads of a step on CPU; default: the cores")
+    ] = None
+
+
+class Deadlines(Struct, frozen=True, forbid_unknown_fields=True):
+    """How long the engine waits, in seconds."""
+
+    start_timeout: Annotated[float, Meta(gt=0, le=86400, description="seconds for the start, loading included")] = (
+        1800.0
+    )
+    step_timeout: Annotated[float, Meta(gt=0, le=86400, description="seconds for one step; more counts as a hang")] = (
+        300.0
+    )
+
+
+class TextFacts(Struct, frozen=True, forbid_unknown_fields=True):
+    """What the frontend read from the tokenizer and the generation config; not options.
+
+    Attributes:
+        eos_token_ids: ids that end a sequence.
+        vocab_size: ids the tokenizer can decode; larger ones are never sampled. None: no tokenizer.
+    """
+
+    eos_token_ids: tuple[int, ...] = ()
+    vocab_size: int | None = None
+
+
+class EngineConfig(Struct, frozen=True, forbid_unknown_fields=True):
+    """All that core and executor are told."""
+
+    version: Literal[1] = 1
+    model: ModelOptions = ModelOptions()
+    cache: CacheOptions = CacheOptions()
+    scheduler: SchedulerOptions = SchedulerOptions()
+    executor: ExecutorOptions = ExecutorOptions()
+    deadlines: Deadlines = Deadlines()
+    text: TextFacts = TextFacts()
+
+
+def config_hash(config: EngineConfig) -> str:
+    """A digest of the configuration; peers compare it at hello."""
+    return hashlib.sha256(msgspec.json.encode(config, order="deterministic")).hexdigest()[:16]
+
+
+def write_config(config: EngineConfig, path: Path) -> None:
+    """Write the configuration for a child to read; only the user may read it."""
+    path.touch(mode=0o600)
+    path.write_bytes(msgspec.json.format(msgspec.json.encode(config)))
+
+
+def read_config(path: Path) -> EngineConfig:
+    """Read and validate what write_config wrote.
+
+    Raises:
+        ConfigInvalid: the file is missing, is no JSON, or a value is out of its range.
+    """
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=EngineConfig)
+    except (OSError, msgspec.MsgspecError) as error:
+        raise ConfigInvalid(f"{path}: {error}") from error

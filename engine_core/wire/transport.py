@@ -1,0 +1,75 @@
+"""ZeroMQ sockets as this server uses them: unix sockets in a private directory, bounded, without linger.
+
+Frames: a ROUTER sees [identity, body], a DEALER sees [body]; one message a frame, never more.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import zmq
+import zmq.asyncio
+
+from engine_core.wire.errors import Backpressure, SocketPathTooLong
+
+SEND_QUEUE = 4096
+RECEIVE_QUEUE = 4096
+MAX_FRAME_BYTES = 64 * 2**20
+# sun_path holds 108 bytes with the closing zero.
+MAX_SOCKET_PATH_BYTES = 107
+CORE_SOCKET = "core.sock"
+EXECUTOR_SOCKET = "executor.sock"
+
+
+def ipc_address(path: Path) -> str:
+    """The ZeroMQ address of a unix socket.
+
+    Raises:
+        SocketPathTooLong: the kernel would cut the path.
+    """
+    if len(str(path).encode()) > MAX_SOCKET_PATH_BYTES:
+        raise SocketPathTooLong(str(path), MAX_SOCKET_PATH_BYTES)
+    return f"ipc://{path}"
+
+
+def configure(socket: zmq.Socket[bytes] | zmq.asyncio.Socket) -> None:
+    """Bounds every socket has: queue lengths, frame size, and no bytes kept after close."""
+    socket.setsockopt(zmq.LINGER, 0)
+    socket.setsockopt(zmq.SNDHWM, SEND_QUEUE)
+    socket.setsockopt(zmq.RCVHWM, RECEIVE_QUEUE)
+    socket.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
+
+
+def bind_router(context: zmq.asyncio.Context, path: Path) -> zmq.asyncio.Socket:
+    """A ROUTER bound at `path`; a send to a peer that is gone or full raises instead of vanishing."""
+    socket = context.socket(zmq.ROUTER)
+    configure(socket)
+    socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
+    path.unlink(missing_ok=True)
+    socket.bind(ipc_address(path))
+    return socket
+
+
+def connect_dealer(context: zmq.asyncio.Context, path: Path) -> zmq.asyncio.Socket:
+    """A DEALER connected to the ROUTER at `path`."""
+    socket = context.socket(zmq.DEALER)
+    configure(socket)
+    socket.connect(ipc_address(path))
+    return socket
+
+
+def send_now(socket: zmq.asyncio.Socket, *frames: bytes) -> None:
+    """Hand frames to the queue of `socket` without waiting.
+
+    Raises:
+        Backpressure: the peer's queue is full, or the peer is gone.
+    """
+    # With DONTWAIT pyzmq tries at once and hands back a future that is done.
+    try:
+        socket.send_multipart(frames, flags=zmq.DONTWAIT).result()
+    except zmq.Again as error:
+        raise Backpressure("the peer's queue is full") from error
+    except zmq.ZMQError as error:
+        if error.errno == zmq.EHOSTUNREACH:
+            raise Backpressure("the peer is gone") from error
+        raise

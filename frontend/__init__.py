@@ -1,0 +1,1 @@
+"""The frontend: HTTP, text, tokenizers and the Python client. No torch."""

@@ -1,0 +1,1 @@
+"""The executor: device, weights, KV tensors, kernels and sampling."""
