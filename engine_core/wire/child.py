@@ -20,6 +20,7 @@ from typing import Final
 PARENT_FD_FLAG: Final = "--parent-fd"
 PR_SET_PDEATHSIG: Final = 1
 EXIT_ORPHANED: Final = 75
+KILL_WAIT_S: Final = 10.0
 
 
 class Child:
@@ -73,10 +74,15 @@ class Child:
 
     def wait(self, seconds: float) -> int | None:
         """Wait for the end, at most `seconds`; the exit status, or None."""
+        if (status := self.status()) is not None:
+            return status
         deadline = time.monotonic() + seconds
+        # poll, for select takes no descriptor above 1023.
+        poll = select.poll()
+        poll.register(self._sentinel, select.POLLIN)
         while self.status() is None:
             left = deadline - time.monotonic()
-            if left <= 0 or not select.select([self._sentinel], [], [], left)[0]:
+            if left <= 0 or not poll.poll(left * 1000):
                 return self.status()
         return self.status()
 
@@ -86,10 +92,11 @@ class Child:
         self.signal(signal.SIGCONT)
         status = self.wait(grace_s)
         if status is None:
-            self._process.kill()
-            status = self._process.wait()
+            self.signal(signal.SIGKILL)
+            # Stuck in a driver it may outlast even this; the kernel ends it when it comes back.
+            status = self.wait(KILL_WAIT_S)
         self.close()
-        return status
+        return -signal.SIGKILL if status is None else status
 
     def close(self) -> None:
         """Let go of the descriptors; a child that still runs sees its lifeline end and dies."""
@@ -104,7 +111,11 @@ def bind_to_parent(parent_fd: int) -> None:
 
     Args:
         parent_fd: the inherited end of the pipe that the parent holds open.
+
+    Raises:
+        OSError: parent_fd is no open descriptor, or the kernel has no death signal.
     """
+    os.fstat(parent_fd)
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
@@ -112,6 +123,8 @@ def bind_to_parent(parent_fd: int) -> None:
 
 
 def _watch(parent_fd: int) -> None:
-    while os.read(parent_fd, 1):
-        pass
-    os._exit(EXIT_ORPHANED)
+    try:
+        while os.read(parent_fd, 1):
+            pass
+    finally:
+        os._exit(EXIT_ORPHANED)

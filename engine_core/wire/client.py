@@ -19,6 +19,7 @@ PROTOCOL = 1
 RequestId = Annotated[str, Meta(min_length=1, max_length=128)]
 FinishReason = Literal["stop", "length", "abort", "error"]
 EngineState = Literal["loading", "ready", "recovering", "draining", "stalled", "dead"]
+FatalCode = Literal["start_refused", "executor_died", "stalled", "internal", "protocol", "shutdown"]
 RejectCode = Literal["invalid", "context_length", "never_fits", "duplicate_id", "queue_full", "not_ready", "draining"]
 
 
@@ -305,7 +306,7 @@ class Fatal(Struct, frozen=True, array_like=True, tag="fatal"):
         message: one line for the operator.
     """
 
-    code: Literal["start_refused", "executor_died", "stalled", "internal", "protocol", "shutdown"]
+    code: FatalCode
     message: str
 
 

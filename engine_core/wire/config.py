@@ -122,8 +122,14 @@ class EngineConfig(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def config_hash(config: EngineConfig) -> str:
-    """A digest of the configuration; peers compare it at hello."""
-    return hashlib.sha256(msgspec.json.encode(config, order="deterministic")).hexdigest()[:16]
+    """A digest of the configuration; peers compare it at hello.
+
+    Raises:
+        msgspec.ValidationError: a value is out of its range.
+    """
+    # Through the decoder first: 5 and 5.0 are one value of a float field, and must be one digest.
+    settled = msgspec.convert(msgspec.to_builtins(config), EngineConfig)
+    return hashlib.sha256(msgspec.json.encode(settled, order="deterministic")).hexdigest()[:16]
 
 
 def write_config(config: EngineConfig, path: Path) -> None:

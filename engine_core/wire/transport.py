@@ -5,7 +5,9 @@ Frames: a ROUTER sees [identity, body], a DEALER sees [body]; one message a fram
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
+from typing import cast
 
 import zmq
 import zmq.asyncio
@@ -65,11 +67,21 @@ def send_now(socket: zmq.asyncio.Socket, *frames: bytes) -> None:
         Backpressure: the peer's queue is full, or the peer is gone.
     """
     # With DONTWAIT pyzmq tries at once and hands back a future that is done.
+    sent = cast("asyncio.Future[object]", socket.send_multipart(frames, flags=zmq.DONTWAIT))
     try:
-        socket.send_multipart(frames, flags=zmq.DONTWAIT).result()
+        sent.result()
     except zmq.Again as error:
         raise Backpressure("the peer's queue is full") from error
     except zmq.ZMQError as error:
         if error.errno == zmq.EHOSTUNREACH:
             raise Backpressure("the peer is gone") from error
         raise
+
+
+def receive_now(socket: zmq.asyncio.Socket) -> list[bytes] | None:
+    """The frames of a message that is there already; None when there is none."""
+    taken = cast("asyncio.Future[list[bytes]]", socket.recv_multipart(flags=zmq.DONTWAIT))
+    try:
+        return taken.result()
+    except zmq.Again:
+        return None

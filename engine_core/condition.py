@@ -1,0 +1,113 @@
+"""How the engine is: its state, its counters, and the books of the scheduler, as clients may ask for them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from engine_core.clients import Clients
+from engine_core.executor_client import ExecutorClient
+from engine_core.scheduler import Scheduler
+from engine_core.stats import StepStats
+from engine_core.wire.client import EngineState, Inspection, Progress, Ready, RejectCode, Status
+
+
+class Condition:
+    """What the engine knows of itself.
+
+    Attributes:
+        scheduler: None until the executor is ready.
+        ready: what clients are told when the engine takes requests.
+        progress: the last of the start.
+        draining: whether new requests are refused.
+        stats: of finished steps.
+        stale: results dropped.
+        progress_at: when work began or last went on, monotonic seconds.
+    """
+
+    def __init__(self, clients: Clients, executor: ExecutorClient, now: float) -> None:
+        self._clients = clients
+        self._executor = executor
+        self._refused: dict[str, int] = {}
+        self.scheduler: Scheduler | None = None
+        self.ready: Ready | None = None
+        self.progress: Progress | None = None
+        self.draining = False
+        self.stats = StepStats()
+        self.stale = 0
+        self.progress_at = now
+
+    @property
+    def state(self) -> EngineState:
+        """The state that clients see."""
+        if self.ready is None:
+            return "loading"
+        return "draining" if self.draining else "ready"
+
+    @property
+    def reason(self) -> str:
+        """Why the state is not ready, else nothing."""
+        if self.ready is not None:
+            return "draining" if self.draining else ""
+        if self.progress is None:
+            return "the executor is starting"
+        return f"loading: {self.progress.phase} {self.progress.done} of {self.progress.total} {self.progress.unit}"
+
+    @property
+    def malformed(self) -> int:
+        """Frames dropped, of clients and of the executor."""
+        return self._clients.malformed + self._executor.malformed
+
+    def refused(self, code: RejectCode) -> None:
+        """Count a submission that the scheduler did not see."""
+        self._refused[code] = self._refused.get(code, 0) + 1
+
+    def step_age(self, now: float) -> float:
+        """Seconds since the last progress while work exists, else 0."""
+        scheduler = self.scheduler
+        if scheduler is None or not (self._executor.sent or scheduler.has_work(now)):
+            return 0.0
+        return now - self.progress_at
+
+    def rejected(self, now: float) -> dict[str, int]:
+        """Submissions refused, by code."""
+        counts = dict(self._refused)
+        counts["invalid"] = self._clients.invalid
+        if self.scheduler is not None:
+            for code, count in self.scheduler.status(now).rejected.items():
+                counts[code] = counts.get(code, 0) + count
+        return {code: count for code, count in counts.items() if count}
+
+    def finished(self, now: float) -> dict[str, int]:
+        """Requests ended, by reason."""
+        return {} if self.scheduler is None else self.scheduler.status(now).finished
+
+    def status(self, seq: int, now: float) -> Status:
+        """The answer to a Ping."""
+        scheduled: dict[str, Any] = {}
+        if self.scheduler is not None:
+            scheduled = msgspec.structs.asdict(self.scheduler.status(now))
+        scheduled |= {"rejected": self.rejected(now), "step_age_s": self.step_age(now)}
+        return Status(
+            seq,
+            self.state,
+            self.reason,
+            epoch=self._executor.epoch,
+            executor_pid=self._executor.pid,
+            steps=self.stats.steps,
+            step_time_s=self.stats.seconds,
+            step_tokens=self.stats.tokens,
+            step_time_buckets=self.stats.time_buckets,
+            step_token_buckets=self.stats.token_buckets,
+            malformed_frames=self.malformed,
+            stale_results=self.stale,
+            **scheduled,
+        )
+
+    def inspect(self, seq: int) -> Inspection:
+        """The answer to an Inspect."""
+        if self.scheduler is None:
+            return Inspection(seq, 0, 0, 0, 0, [])
+        ledger = self.scheduler.ledger()
+        return Inspection(seq, ledger.free, ledger.cached, ledger.owned, ledger.total, self.scheduler.check())

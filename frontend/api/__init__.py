@@ -1,0 +1,1 @@
+"""The HTTP surface: request bodies in, answers and server-sent events out."""

@@ -1,0 +1,174 @@
+"""From a job to the client: one JSON object, or events; and the log and counters of how it ended."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator, Sequence
+from typing import Final, Protocol
+
+import msgspec
+from msgspec import Struct
+from starlette.responses import Response
+
+from frontend.api import sse
+from frontend.api.answers import Usage
+from frontend.api.errors import describe
+from frontend.api.exchange import Exchange
+from frontend.api.job import Choice, Collected, Job
+from frontend.errors import BacklogExceeded, ClientGone, FrontendError, RequestError
+from frontend.generation import Delta
+
+logger = logging.getLogger(__name__)
+
+# How long the status line of a stream waits for the core to refuse the request or give a token.
+DECIDE_S: Final = 0.5
+
+
+class Shape(Protocol):
+    """How one endpoint spells answers.
+
+    Attributes:
+        name: id of the answer.
+    """
+
+    name: str
+
+    def chunks(self, choice: Choice, delta: Delta) -> Sequence[Struct]:
+        """What a delta adds, as chunks."""
+
+    def usage_chunk(self, usage: Usage) -> Struct:
+        """The last chunk, which counts tokens."""
+
+    def whole(self, answers: Sequence[Collected], usage: Usage) -> Struct:
+        """The answer to a request without stream."""
+
+
+class Reply:
+    """Answers one request.
+
+    Args:
+        exchange: with the client.
+        job: the answers.
+        shape: of the endpoint.
+        headers: of the response.
+        log: whether the end is worth a log line.
+    """
+
+    def __init__(self, exchange: Exchange, job: Job, shape: Shape, headers: dict[str, str], *, log: bool) -> None:
+        self._exchange = exchange
+        self._job = job
+        self._shape = shape
+        self._headers = headers
+        self._log = log
+
+    async def whole(self) -> Response:
+        """The answer as one JSON object.
+
+        Raises:
+            FrontendError: it failed, or was cut.
+        """
+        answers = [Collected(choice) for choice in self._job.choices]
+        async with self._counted():
+            async for choice, delta in self._job.deltas():
+                answers[choice.index].add(delta)
+        body = msgspec.json.encode(self._shape.whole(answers, self._job.usage()))
+        return Response(body, headers=self._headers, media_type="application/json")
+
+    async def events(self, writer: sse.EventWriter, *, include_usage: bool) -> None:
+        """The answer as events.
+
+        Raises:
+            FrontendError: it failed, or was cut.
+        """
+        async with self._counted(), contextlib.aclosing(self._job.deltas()) as deltas:
+            async for part in _decided(deltas):
+                if not writer.started:
+                    await writer.start(self._headers)
+                if part is not None:
+                    await writer.write(b"".join(map(sse.event, self._shape.chunks(*part))))
+        tail = sse.event(self._shape.usage_chunk(self._job.usage())) if include_usage else b""
+        await writer.end(tail + sse.DONE)
+
+    @contextlib.asynccontextmanager
+    async def _counted(self) -> AsyncIterator[None]:
+        reason: str | None = "error"
+        try:
+            yield
+            reason = None
+        except (ClientGone, BacklogExceeded, asyncio.CancelledError):
+            reason = "abort"
+            raise
+        except RequestError:
+            # The core refused it: it was never a request of the engine's.
+            reason = "rejected"
+            raise
+        finally:
+            self._finish(reason)
+
+    def _finish(self, reason: str | None) -> None:
+        if reason == "rejected":
+            self._job.abort()
+            return
+        seconds = self._job.end(reason)
+        if self._log:
+            usage = self._job.usage()
+            logger.info(
+                "%s ended: %s, prompts %d tokens, answers %d tokens, first token %s s, all %.3f s",
+                self._headers["x-request-id"],
+                reason or "done",
+                usage.prompt_tokens,
+                usage.completion_tokens,
+                "-" if self._job.first_token_s is None else f"{self._job.first_token_s:.3f}",
+                seconds,
+            )
+
+
+async def _decided(deltas: AsyncIterator[tuple[Choice, Delta]]) -> AsyncIterator[tuple[Choice, Delta] | None]:
+    """The deltas; None first when none came, and no refusal, within DECIDE_S."""
+    first = asyncio.ensure_future(anext(deltas, None))
+    try:
+        await asyncio.wait({first}, timeout=DECIDE_S)
+        if not first.done():
+            yield None
+        part = await first
+    finally:
+        first.cancel()
+        await asyncio.gather(first, return_exceptions=True)
+    while part is not None:
+        yield part
+        part = await anext(deltas, None)
+
+
+async def stream(exchange: Exchange, reply: Reply, writer: sse.EventWriter, *, include_usage: bool) -> None:
+    """Send a reply as events; after the first byte errors are events too.
+
+    Raises:
+        FrontendError: it failed before the first byte.
+    """
+    attendant = asyncio.create_task(writer.attend(lambda: exchange.cut(ClientGone("the client does not read"))))
+    try:
+        await exchange.guard(reply.events(writer, include_usage=include_usage))
+    except ClientGone:
+        await _leave(exchange, writer)
+    except FrontendError as error:
+        if not writer.started:
+            raise
+        await _end_with(error, exchange, writer)
+    finally:
+        attendant.cancel()
+        await asyncio.gather(attendant, return_exceptions=True)
+
+
+async def _end_with(error: FrontendError, exchange: Exchange, writer: sse.EventWriter) -> None:
+    try:
+        await exchange.guard(writer.end(sse.event(describe(error)[1])))
+    except FrontendError:
+        await exchange.drop()
+
+
+async def _leave(exchange: Exchange, writer: sse.EventWriter) -> None:
+    await exchange.drop()
+    if not writer.started:
+        raise ClientGone("the client left")

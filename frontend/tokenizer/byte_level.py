@@ -1,0 +1,89 @@
+"""Decoding of byte-level BPE: every token is a string of bytes, and the text is their UTF-8."""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from frontend.tokenizer.base import REPLACEMENT
+
+# Bytes before the end that decide what is incomplete at the end: a character has at most four.
+TAIL_BYTES: Final = 4
+
+
+def byte_alphabet() -> dict[str, int]:
+    """Character -> byte of the alphabet in which byte-level vocabularies are spelled (GPT-2).
+
+    Bytes that print in Latin-1 stand for themselves; the others, in order, are U+0100 and up.
+    """
+    printing = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    others = (byte for byte in range(256) if byte not in printing)
+    alphabet = {chr(byte): byte for byte in printing}
+    return alphabet | {chr(0x100 + index): byte for index, byte in enumerate(others)}
+
+
+class ByteTable(dict[int, bytes]):
+    """Token id -> its bytes, filled as ids are asked for; b"" for what has no text.
+
+    Args:
+        piece: the spelling of a token in the vocabulary; None when there is no such token.
+        skipped: ids without text.
+    """
+
+    def __init__(self, piece: Callable[[int], str | None], skipped: frozenset[int]) -> None:
+        super().__init__()
+        self._piece = piece
+        self._skipped = skipped
+        self._alphabet = byte_alphabet()
+
+    def __missing__(self, token_id: int) -> bytes:
+        piece = None if token_id in self._skipped else self._piece(token_id)
+        if piece is None:
+            return b""
+        self[token_id] = data = self._spell(piece)
+        return data
+
+    def _spell(self, piece: str) -> bytes:
+        # Added tokens are spelled as they are; one that fits the alphabet is read in it all the same, as the
+        # library's decoder does.
+        values = [self._alphabet.get(character) for character in piece]
+        return piece.encode() if None in values else bytes(value for value in values if value is not None)
+
+
+class ByteLevelDecoder:
+    """TextDecoder over a ByteTable.
+
+    Invariant: the UTF-8 decoder holds an incomplete character of at most three bytes. `_owed` says that some of them
+    are the prompt's: a U+FFFD that they turn into is then the prompt's too, and not given.
+    """
+
+    def __init__(self, table: ByteTable, prompt_ids: Sequence[int]) -> None:
+        self.late = 0
+        self._table = table
+        self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
+        self._utf8.decode(_tail(table, prompt_ids))
+        self._owed = bool(self._utf8.getstate()[0])
+
+    def push(self, token_id: int) -> str:
+        """The characters that this token completed."""
+        text = self._utf8.decode(self._table[token_id])
+        return self._settle(text) if self._owed and text else text
+
+    def finish(self) -> str:
+        """A cut character gives one U+FFFD."""
+        text = self._utf8.decode(b"", final=True)
+        return self._settle(text) if self._owed and text else text
+
+    def _settle(self, text: str) -> str:
+        self._owed = False
+        return text.removeprefix(REPLACEMENT)
+
+
+def _tail(table: ByteTable, token_ids: Sequence[int]) -> bytes:
+    tail = b""
+    for token_id in reversed(token_ids):
+        if len(tail) >= TAIL_BYTES:
+            break
+        tail = table[token_id] + tail
+    return tail[-TAIL_BYTES:]

@@ -1,0 +1,65 @@
+"""Threads for tokenizing and templates, so that no text holds up the event loop.
+
+The tokenizer libraries let other threads run while they work; a template does not, but takes its turns with them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Final, TypeVar
+
+from frontend.errors import TextOverload
+
+T = TypeVar("T")
+
+DEFAULT_WORKERS: Final = 2
+DEFAULT_JOBS: Final = 1024
+
+
+class TextPool:
+    """A bounded thread pool.
+
+    Args:
+        workers: threads.
+        max_jobs: jobs that may wait or run; one more is refused.
+
+    Attributes:
+        jobs: that wait or run now. A job whose caller was cancelled counts until it has ended.
+    """
+
+    def __init__(self, *, workers: int = DEFAULT_WORKERS, max_jobs: int = DEFAULT_JOBS) -> None:
+        self.jobs = 0
+        self._max_jobs = max_jobs
+        self._threads = ThreadPoolExecutor(workers, thread_name_prefix="text")
+
+    async def run(self, work: Callable[[], T]) -> T:
+        """Do `work` in a thread; what it raises is raised here.
+
+        Raises:
+            TextOverload: too many jobs.
+        """
+        if self.jobs >= self._max_jobs:
+            raise TextOverload(self.jobs, self._max_jobs)
+        loop = asyncio.get_running_loop()
+        future = self._threads.submit(work)
+        self.jobs += 1
+        future.add_done_callback(lambda _: _from_thread(loop, self._ended))
+        return await _awaited(future)
+
+    def close(self) -> None:
+        """Let go of the threads: what waits is dropped, what runs ends by itself."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def _ended(self) -> None:
+        self.jobs -= 1
+
+
+async def _awaited(future: Future[T]) -> T:
+    return await asyncio.wrap_future(future)
+
+
+def _from_thread(loop: asyncio.AbstractEventLoop, call: Callable[[], None]) -> None:
+    if not loop.is_closed():
+        loop.call_soon_threadsafe(call)

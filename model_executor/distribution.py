@@ -1,0 +1,208 @@
+"""Primitives of sampling: pure functions on rows of logits or probabilities.
+
+Shapes: logits are float32 [N, V], one row for each request; a parameter is a host array [N], one value for each row.
+A token that a step removes gets the logit -inf. Every function treats each row by itself, leaves its arguments as they
+are, and breaks ties between equal logits in favour of the lower token id. Preconditions on the logits: no NaN, no +inf,
+and at least one value above -inf in each row; `finite` establishes them. A wrong shape or dtype, or a parameter out of
+its range, raises ValueError.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from model_executor.batch import Ints, on_device
+
+Floats = npt.NDArray[np.float64]
+
+# Candidates that top_p looks at first; eight times as many each time that their mass falls short.
+FIRST_CANDIDATES = 64
+CANDIDATE_GROWTH = 8
+# Ids summed together when a cumulative distribution is searched.
+CHUNK = 128
+
+
+def finite(logits: Tensor) -> Tensor:
+    """Logits that meet the preconditions: NaN becomes -inf, +inf the largest float, a row of nothing but -inf zeros."""
+    _check_logits(logits)
+    if logits.device.type == "cpu" and bool(torch.isfinite(logits.amax(-1)).all()):
+        return logits
+    clean = torch.nan_to_num(logits, nan=float("-inf"), posinf=torch.finfo(logits.dtype).max, neginf=float("-inf"))
+    return clean.masked_fill(clean.amax(-1, keepdim=True) == float("-inf"), 0.0)
+
+
+def softmax(logits: Tensor) -> Tensor:
+    """Probabilities float32 [N, V]; logits of any size do not overflow, since each row's maximum is taken off first."""
+    _check_logits(logits)
+    return torch.softmax(logits, dim=-1)
+
+
+def greedy(logits: Tensor) -> Tensor:
+    """Id of the largest logit of each row, int64 [N]; the lowest id of equals."""
+    _check_logits(logits)
+    return logits.max(-1).indices
+
+
+def temperature(logits: Tensor, value: Floats) -> Tensor:
+    """Logits divided by the temperature, moved so that each row's maximum is 0: no temperature makes them overflow.
+
+    Args:
+        logits: [N, V].
+        value: [N], above 0.
+    """
+    _check(logits, value, "temperature", value > 0)
+    return (logits - logits.amax(-1, keepdim=True)) / _column(value, logits)
+
+
+def top_k(logits: Tensor, k: Ints) -> Tensor:
+    """Keep the k largest logits of each row.
+
+    Args:
+        logits: [N, V].
+        k: [N], at least -1; 0, -1 and anything from V on keep all.
+    """
+    _check(logits, k, "top_k", k >= -1)
+    return _on_rows(logits, (k > 0) & (k < logits.shape[-1]), lambda rows, picked: _keep_largest(rows, k[picked]))
+
+
+def top_p(logits: Tensor, p: Floats) -> Tensor:
+    """Keep the fewest tokens, likeliest first, whose probabilities sum to at least p; never fewer than one.
+
+    Args:
+        logits: [N, V].
+        p: [N], 0 .. 1; 1 keeps all.
+    """
+    _check(logits, p, "top_p", (p >= 0) & (p <= 1))
+    return _on_rows(logits, p < 1, lambda rows, picked: _keep_largest(rows, _nucleus(rows, p[picked])))
+
+
+def min_p(logits: Tensor, ratio: Floats) -> Tensor:
+    """Keep tokens that are at least `ratio` times as likely as the likeliest.
+
+    Args:
+        logits: [N, V].
+        ratio: [N], 0 .. 1; 0 keeps all.
+    """
+    _check(logits, ratio, "min_p", (ratio >= 0) & (ratio <= 1))
+    return _on_rows(logits, ratio > 0, lambda rows, picked: _keep_likely(rows, ratio[picked]))
+
+
+def choose(probabilities: Tensor, uniform: Tensor) -> Tensor:
+    """Draw one id a row by inverting its cumulative distribution in id order.
+
+    Args:
+        probabilities: float32 [N, V], at least 0, each row with a finite sum above 0; it need not be 1.
+        uniform: float64 [N], in [0, 1 - 2^-52].
+
+    Returns:
+        int64 [N]: the lowest id at which the sum of the probabilities up to it is above uniform * total;
+        an id of probability 0 is never drawn.
+    """
+    _check_logits(probabilities)
+    if uniform.dtype != torch.float64 or uniform.shape != probabilities.shape[:1]:
+        raise ValueError(f"uniform: {uniform.dtype} {list(uniform.shape)}, needs float64 [{len(probabilities)}]")
+    padded = F.pad(probabilities, (0, -probabilities.shape[-1] % CHUNK))
+    chunks = padded.view(len(padded), -1, CHUNK)
+    edges = chunks.sum(-1, dtype=torch.float64).cumsum(-1)
+    target = uniform * edges[:, -1]
+    chunk = (edges <= target[:, None]).sum(-1, keepdim=True)
+    below = F.pad(edges, (1, 0)).gather(-1, chunk)
+    sums = chunks.take_along_dim(chunk[..., None], dim=1).squeeze(1).cumsum(-1, dtype=torch.float64)
+    # The two sums round differently: the last id with mass is the border.
+    last = (sums < sums[:, -1:]).sum(-1)
+    inside = (sums <= target[:, None] - below).sum(-1)
+    return chunk[:, 0].mul(CHUNK).add(torch.minimum(inside, last))
+
+
+def largest(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """The k largest logits of each row in falling order, equals by rising id.
+
+    Args:
+        logits: [N, V].
+        k: 1 .. V, the same for all rows.
+
+    Returns:
+        values float32 [N, k], ids int64 [N, k].
+    """
+    _check_logits(logits)
+    values, ids = logits.topk(k, dim=-1)
+    crowded = (logits >= values[:, -1:]).sum(-1) > k
+    if bool(crowded.any()):
+        ordered = logits[crowded].sort(dim=-1, descending=True, stable=True)
+        values[crowded], ids[crowded] = ordered.values[:, :k], ordered.indices[:, :k]
+    by_id = ids.argsort(-1)
+    values, ids = values.gather(-1, by_id), ids.gather(-1, by_id)
+    by_value = values.argsort(dim=-1, descending=True, stable=True)
+    return values.gather(-1, by_value), ids.gather(-1, by_value)
+
+
+def _keep_largest(logits: Tensor, count: Ints) -> Tensor:
+    """Keep count[n] logits of row n, 1 .. V: the largest, and of equals those of the lowest ids."""
+    wanted = on_device(count, logits.device)[:, None]
+    border = logits.topk(int(count.max()), dim=-1).values.gather(-1, wanted - 1)
+    keep = logits >= border
+    crowded = keep.sum(-1) > wanted[:, 0]
+    if bool(crowded.any()):
+        rows, edge = logits[crowded], border[crowded]
+        above, equal = rows > edge, rows == edge
+        room = wanted[crowded] - above.sum(-1, keepdim=True)
+        keep[crowded] = above | (equal & (equal.cumsum(-1) <= room))
+    return logits.masked_fill(~keep, float("-inf"))
+
+
+def _nucleus(logits: Tensor, p: Floats) -> Ints:
+    """How many of the likeliest tokens of each row it takes to reach p."""
+    size = logits.shape[-1]
+    total = logits.logsumexp(-1, keepdim=True).double()
+    counts = np.full(len(p), size, dtype=np.int64)
+    open_rows = np.arange(len(p))
+    candidates = FIRST_CANDIDATES
+    while len(open_rows):
+        candidates = min(candidates, size)
+        rows = on_device(open_rows, logits.device)
+        values = logits[rows].topk(candidates, dim=-1).values.double()
+        sums = (values - total[rows]).exp().cumsum(-1).cpu().numpy()
+        short = (sums < p[open_rows, None]).sum(-1)
+        counts[open_rows] = np.minimum(short + 1, size)
+        open_rows = open_rows[short == candidates] if candidates < size else open_rows[:0]
+        candidates *= CANDIDATE_GROWTH
+    return counts
+
+
+def _keep_likely(logits: Tensor, ratio: Floats) -> Tensor:
+    border = logits.amax(-1, keepdim=True) + _column(np.log(ratio), logits)
+    return logits.masked_fill(logits < border, float("-inf"))
+
+
+def _on_rows(logits: Tensor, active: npt.NDArray[np.bool_], change: Callable[[Tensor, Ints], Tensor]) -> Tensor:
+    """Apply `change` to the active rows; the others stay as they are."""
+    if active.all():
+        return change(logits, np.arange(len(active)))
+    if not active.any():
+        return logits
+    picked = np.flatnonzero(active)
+    rows = on_device(picked, logits.device)
+    return logits.index_copy(0, rows, change(logits[rows], picked))
+
+
+def _column(values: Floats, like: Tensor) -> Tensor:
+    return on_device(values.astype(np.float32), like.device)[:, None]
+
+
+def _check_logits(logits: Tensor) -> None:
+    if logits.dtype != torch.float32 or logits.dim() != 2 or logits.shape[-1] == 0:
+        raise ValueError(f"logits: {logits.dtype} {list(logits.shape)}, needs float32 [N, V] with V >= 1")
+
+
+def _check(logits: Tensor, value: npt.NDArray[np.generic], name: str, valid: npt.NDArray[np.bool_]) -> None:
+    _check_logits(logits)
+    if value.shape != (logits.shape[0],):
+        raise ValueError(f"{name}: shape {value.shape}, needs [{logits.shape[0]}]")
+    if not valid.all():
+        raise ValueError(f"{name}: {value[~valid][0]} is out of range")

@@ -1,0 +1,1 @@
+"""Triton kernels. Only these modules import triton, and they are imported only when a kernel is made."""

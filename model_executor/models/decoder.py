@@ -1,0 +1,132 @@
+"""The decoder: one module for every family, built by walking the layers of a plan.
+
+What tells families apart stands in their specs; a kind of attention or feed-forward part that is new gets an entry in
+a table below. The decoder knows runtime layers only: it cannot tell whether the plan holds all blocks.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from model_executor.layers.attention import GroupedAttention, KernelChooser
+from model_executor.layers.embedding import Embedding, Head, TiedHead
+from model_executor.layers.mlp import GatedMlp
+from model_executor.layers.norm import RmsNorm
+from model_executor.layers.rotary import Rotary, Rotation
+from model_executor.models.spec import LayerSpec, ModelSpec, RopeSpec
+
+if TYPE_CHECKING:
+    from model_executor.batch import BatchInputs
+    from model_executor.kv_cache import KVCache, LayerCache
+    from model_executor.weights.layer_plan import LayerPlan
+
+ATTENTION = {"grouped": GroupedAttention}
+MLP = {"gated": GatedMlp}
+
+
+class Block(nn.Module):
+    """Norm, attention, sum; norm, feed-forward, sum.
+
+    Args:
+        spec: of the layer.
+        hidden_size: width of the residual stream.
+        choose: gives the attention kernels.
+        dtype, device: of the weights.
+    """
+
+    def __init__(
+        self, spec: LayerSpec, hidden_size: int, choose: KernelChooser, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        super().__init__()
+        self.attention_norm = RmsNorm(hidden_size, spec.norm.eps, dtype, device)
+        self.attention = ATTENTION[spec.attention.kind](spec.attention, hidden_size, choose, dtype, device)
+        self.mlp_norm = RmsNorm(hidden_size, spec.norm.eps, dtype, device)
+        self.mlp = MLP[spec.mlp.kind](spec.mlp, hidden_size, dtype, device)
+
+    def forward(self, hidden: Tensor, rotation: Rotation | None, cache: LayerCache, batch: BatchInputs) -> Tensor:
+        """The residual stream [T, hidden_size] before the block to the one after it."""
+        hidden = hidden + self.attention(self.attention_norm(hidden), rotation, cache, batch)
+        out: Tensor = hidden + self.mlp(self.mlp_norm(hidden))
+        return out
+
+
+class Decoder(nn.Module):
+    """Embedding, blocks, final norm, head.
+
+    Args:
+        spec: of the model.
+        layers: what runs, in runtime order.
+        choose: gives the attention kernels.
+        dtype, device: of weights and activations.
+    """
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        layers: tuple[LayerSpec, ...],
+        choose: KernelChooser,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        super().__init__()
+        self.embedding = Embedding(spec.vocab_size, spec.hidden_size, dtype, device)
+        self.blocks = nn.ModuleList(Block(layer, spec.hidden_size, choose, dtype, device) for layer in layers)
+        self.norm = RmsNorm(spec.hidden_size, spec.norm.eps, dtype, device)
+        self.head: nn.Module
+        if spec.tie:
+            self.head = TiedHead(self.embedding)
+        else:
+            self.head = Head(spec.hidden_size, spec.vocab_size, dtype, device)
+        ropes = tuple(dict.fromkeys(layer.attention.rope for layer in layers))
+        self.rotaries = nn.ModuleList(_rotary(rope, spec.max_model_len, dtype, device) for rope in ropes)
+        self.rotary_of_block = tuple(ropes.index(layer.attention.rope) for layer in layers)
+
+    def forward(self, batch: BatchInputs, cache: KVCache) -> Tensor:
+        """Run the batch's tokens through all blocks; their keys and values go into the cache.
+
+        Returns:
+            The normed hidden states [T, hidden_size], for `logits`.
+        """
+        hidden: Tensor = self.embedding(batch.token_ids)
+        rotations = [None if isinstance(rotary, nn.Identity) else rotary(batch.positions) for rotary in self.rotaries]
+        for index, block in enumerate(self.blocks):
+            hidden = block(hidden, rotations[self.rotary_of_block[index]], cache.layers[index], batch)
+        normed: Tensor = self.norm(hidden)
+        return normed
+
+    @property
+    def tied(self) -> bool:
+        """Whether the head is the embedding."""
+        return isinstance(self.head, TiedHead)
+
+    def untie(self) -> None:
+        """Give the head a weight of its own, still to be loaded."""
+        table = self.embedding.weight
+        self.head = Head(table.shape[1], table.shape[0], table.dtype, table.device)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Scores of the next token: [S, hidden_size] to float32 [S, vocab_size]."""
+        scores: Tensor = self.head(hidden)
+        return scores.float()
+
+
+def build_model(
+    spec: ModelSpec, plan: LayerPlan, choose: KernelChooser, dtype: torch.dtype, device: torch.device
+) -> Decoder:
+    """Build the decoder with room for its weights, which weights/load.py or weights/dummy.py fill.
+
+    Args:
+        spec: of the model.
+        plan: the blocks to build.
+        choose: gives the attention kernels for a layer's AttentionSpec.
+        dtype: of weights and activations.
+        device: where they live.
+    """
+    return Decoder(spec, plan.layers(spec), choose, dtype, device).eval()
+
+
+def _rotary(rope: RopeSpec | None, length: int, dtype: torch.dtype, device: torch.device) -> nn.Module:
+    return nn.Identity() if rope is None else Rotary(rope, length, dtype, device)

@@ -1,0 +1,135 @@
+"""The rotation that a config.json asks for.
+
+transformers 4 writes it as `rope_scaling` and `rope_theta`, transformers 5 as `rope_parameters`. Defaults and
+precedence are transformers': a non-empty `rope_scaling` goes before `rope_parameters`, `rope_type` before `type`, a
+`rope_theta` in the section before the one outside, `original_max_position_embeddings` outside before the one inside.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from model_executor.errors import ConfigRefused
+from model_executor.models.config import ConfigFile
+from model_executor.models.spec import RopeSpec
+
+DEFAULT_THETA: Final = 10000.0
+
+
+def read_rope(config: ConfigFile, rotary_dim: int, max_position: int) -> RopeSpec:
+    """The rotation of a model whose blocks all share one.
+
+    Args:
+        config: the whole config.json.
+        rotary_dim: elements of a head that are rotated.
+        max_position: the model's max_position_embeddings.
+
+    Raises:
+        ConfigRefused: an unknown rope_type, a missing or impossible value, sections per layer type, an odd head_dim.
+    """
+    theta = config.number("rope_theta", DEFAULT_THETA)
+    section = config.section("rope_scaling") or config.section("rope_parameters")
+    if section is None:
+        section = ConfigFile(config.path, {}, "rope_parameters.")
+    nested = [key for key, value in section.fields.items() if isinstance(value, dict)]
+    if nested:
+        raise section.refuse(nested[0], "one rotation for all layers is possible")
+    kind = _kind(section)
+    theta = section.number("rope_theta", theta)
+    if theta <= 1:
+        raise ConfigRefused("rope_theta", theta, "must be above 1", config.path)
+    if rotary_dim % 2 or rotary_dim < 4:
+        raise ConfigRefused("head_dim", rotary_dim, "a rotation needs an even number of at least 4", config.path)
+    given = _READERS[kind](_with_original(config, section, max_position), max_position)
+    plain: dict[str, Any] = {"kind": kind, "theta": theta, "rotary_dim": rotary_dim, "reach": max_position}
+    return RopeSpec(**{**plain, **given})
+
+
+def _kind(section: ConfigFile) -> str:
+    field = "rope_type" if "rope_type" in section else "type"
+    kind = section.string(field, "default")
+    if kind not in _READERS:
+        raise section.refuse(field, f"known: {', '.join(_READERS)}")
+    return kind
+
+
+def _with_original(config: ConfigFile, section: ConfigFile, max_position: int) -> ConfigFile:
+    original = config.count("original_max_position_embeddings", 0)
+    original = original or section.count("original_max_position_embeddings", max_position)
+    fields = {**section.fields, "original_max_position_embeddings": original}
+    return ConfigFile(section.path, fields, section.prefix)
+
+
+def _default(section: ConfigFile, max_position: int) -> dict[str, Any]:
+    del section, max_position
+    return {}
+
+
+def _linear(section: ConfigFile, max_position: int) -> dict[str, Any]:
+    factor = _factor(section)
+    return {"factor": factor, "reach": max(max_position, int(max_position * factor))}
+
+
+def _dynamic(section: ConfigFile, max_position: int) -> dict[str, Any]:
+    """Beyond max_position the angles of all tokens would change with every further token: the reach ends there."""
+    del max_position
+    return {"factor": _factor(section)}
+
+
+def _llama3(section: ConfigFile, max_position: int) -> dict[str, Any]:
+    del max_position
+    low, high = section.number("low_freq_factor"), section.number("high_freq_factor")
+    if not 0 < low < high:
+        raise section.refuse("low_freq_factor", f"must be above 0 and below high_freq_factor, {high:g}")
+    return {
+        "factor": _factor(section),
+        "low_freq_factor": low,
+        "high_freq_factor": high,
+        "original_max_position": section.count("original_max_position_embeddings"),
+    }
+
+
+def _yarn(section: ConfigFile, max_position: int) -> dict[str, Any]:
+    original = section.count("original_max_position_embeddings")
+    absent = "factor" in section.fields and section.fields["factor"] is None
+    factor = max_position / original if absent else _factor(section)
+    return {
+        "factor": factor,
+        "original_max_position": original,
+        "beta_fast": section.number("beta_fast", 32.0) or 32.0,
+        "beta_slow": section.number("beta_slow", 1.0) or 1.0,
+        "truncate": section.flag("truncate", default="truncate" not in section.fields),
+        "attention_factor": _yarn_attention_factor(section, factor),
+        "reach": max(max_position, int(original * factor)),
+    }
+
+
+def _yarn_attention_factor(section: ConfigFile, factor: float) -> float:
+    if "attention_factor" in section:
+        return section.number("attention_factor")
+    mscale, all_dim = section.number("mscale", 0.0), section.number("mscale_all_dim", 0.0)
+    if mscale and all_dim:
+        return _magnitude(factor, mscale) / _magnitude(factor, all_dim)
+    return _magnitude(factor, 1.0)
+
+
+def _magnitude(factor: float, mscale: float) -> float:
+    return 1.0 if factor <= 1 else 0.1 * mscale * math.log(factor) + 1.0
+
+
+def _factor(section: ConfigFile) -> float:
+    factor = section.number("factor")
+    if factor <= 0:
+        raise section.refuse("factor", "must be above 0")
+    return factor
+
+
+_READERS: Final[Mapping[str, Callable[[ConfigFile, int], dict[str, Any]]]] = {
+    "default": _default,
+    "linear": _linear,
+    "dynamic": _dynamic,
+    "llama3": _llama3,
+    "yarn": _yarn,
+}

@@ -1,0 +1,175 @@
+"""From a configuration to an executor that can take plans."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import torch
+
+from engine_core.wire.config import EngineConfig
+from engine_core.wire.executor import ExecutorReady
+from engine_core.wire.reports import LoadReport, Phase
+from model_executor.attention.dispatch import KernelTable, chooser
+from model_executor.device import (
+    DEFAULT_BATCHED_TOKENS,
+    DTYPES,
+    check_dtype,
+    describe,
+    free_memory,
+    resolve_device,
+    use_threads,
+)
+from model_executor.kv_cache import KVCache, LayerShape
+from model_executor.memory import PoolNeeds, size_pool
+from model_executor.models.decoder import Decoder, build_model
+from model_executor.models.spec import ModelSpec, resolve_dtype
+from model_executor.runner import Runner
+from model_executor.slots import SlotLimits, Slots
+from model_executor.weights.dummy import dummy_weights
+from model_executor.weights.layer_plan import LayerPlan, plan_layers
+from model_executor.weights.load import load_weights
+
+log = logging.getLogger(__name__)
+
+Progress = Callable[[Phase, int, int, Literal["bytes", "steps"]], None]
+
+
+@dataclass(frozen=True)
+class Executor:
+    """What came up.
+
+    Attributes:
+        runner: takes plans.
+        ready: what the core is told.
+    """
+
+    runner: Runner
+    ready: ExecutorReady
+
+
+class PhaseClock:
+    """Seconds spent in each phase of the start.
+
+    Args:
+        began: monotonic time at which the start began.
+        progress: told when a phase begins and ends.
+    """
+
+    def __init__(self, began: float, progress: Progress) -> None:
+        self.seconds: dict[Phase, float] = {"start": time.monotonic() - began}
+        self._progress = progress
+
+    @contextmanager
+    def phase(self, name: Phase) -> Iterator[None]:
+        """Announce and measure what is done inside."""
+        self._progress(name, 0, 1, "steps")
+        began = time.monotonic()
+        yield
+        self.seconds[name] = time.monotonic() - began
+        self._progress(name, 1, 1, "steps")
+
+
+def bring_up(config: EngineConfig, spec: ModelSpec, epoch: int, clock: PhaseClock, progress: Progress) -> Executor:
+    """Build the model, load it, allocate the cache and warm up.
+
+    Args:
+        config: of the engine.
+        spec: of the model that config.model names.
+        epoch: incarnation of this executor.
+        clock: measures the phases.
+        progress: of the load.
+
+    Raises:
+        ModelRefused: model, device, dtype or memory cannot be honoured.
+    """
+    device = resolve_device(config.executor)
+    if device.type == "cpu":
+        log.info("computing with %d threads", use_threads(config.executor.cpu_threads))
+    progress("plan", 0, 1, "steps")
+    began = time.monotonic()
+    dtype_name = resolve_dtype(config.model.dtype, spec, device.type)
+    dtype = DTYPES[dtype_name]
+    check_dtype(dtype, device)
+    plan = plan_layers(spec)
+    table = KernelTable()
+    model = build_model(spec, plan, chooser(table, dtype, device, config.cache.block_size), dtype, device)
+    report = _load(config, model, spec, plan, progress)
+    # The loader announces the end of the planning and the whole of the reading, and measures the latter.
+    clock.seconds["load"] = report.seconds["read"]
+    clock.seconds["plan"] = time.monotonic() - began - report.seconds["read"]
+    with clock.phase("kv_cache"):
+        cache = _cache(config, spec, plan, dtype, device)
+        slots = Slots(_limits(config, spec, cache), device)
+    tokens = config.scheduler.max_num_batched_tokens or DEFAULT_BATCHED_TOKENS[device.type]
+    runner = Runner(
+        model, cache, slots, sample_vocab_size=_sample_vocab_size(config, spec), max_num_batched_tokens=tokens
+    )
+    with clock.phase("warm_up"):
+        runner.warm_up()
+    ready = ExecutorReady(
+        epoch=epoch,
+        max_model_len=spec.max_model_len,
+        vocab_size=spec.vocab_size,
+        dtype=dtype_name,
+        device=describe(device),
+        num_kv_blocks=cache.num_blocks,
+        max_num_batched_tokens=tokens,
+        load=report,
+        kernels=table.explain(),
+        startup_s=clock.seconds,
+        memory={"weights": weight_bytes(model), "kv_cache": cache.nbytes, "buffers": slots.nbytes},
+    )
+    log.info("memory in bytes: %s", ", ".join(f"{name} {size}" for name, size in ready.memory.items()))
+    return Executor(runner, ready)
+
+
+def weight_bytes(model: torch.nn.Module) -> int:
+    """Bytes of parameters and buffers; what two of them share counts once."""
+    tensors = [*model.parameters(), *model.buffers()]
+    storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in tensors}
+    return sum(storages.values())
+
+
+def _load(config: EngineConfig, model: Decoder, spec: ModelSpec, plan: LayerPlan, progress: Progress) -> LoadReport:
+    folder = Path(config.model.model)
+    if config.model.load_format == "dummy":
+        return dummy_weights(model, spec, plan, folder, config.model.seed, progress)
+    return load_weights(model, spec, plan, folder, progress)
+
+
+def _cache(config: EngineConfig, spec: ModelSpec, plan: LayerPlan, dtype: torch.dtype, device: torch.device) -> KVCache:
+    size = config.cache.block_size
+    layers = [layer.attention for layer in plan.layers(spec)]
+    shapes = [LayerShape(layer.num_kv_heads, layer.head_dim) for layer in layers]
+    needs = PoolNeeds(
+        block_bytes=size * sum(shape.token_bytes(dtype) for shape in shapes),
+        block_size=size,
+        max_model_len=spec.max_model_len,
+        max_num_seqs=config.scheduler.max_num_seqs,
+    )
+    blocks = size_pool(config.cache, needs, device.type, lambda: free_memory(device))
+    log.info("KV cache: %d blocks of %d tokens, %d bytes a block", blocks, size, needs.block_bytes)
+    return KVCache.allocate(shapes, blocks, size, dtype, device)
+
+
+def _limits(config: EngineConfig, spec: ModelSpec, cache: KVCache) -> SlotLimits:
+    return SlotLimits(
+        max_num_seqs=config.scheduler.max_num_seqs,
+        max_model_len=spec.max_model_len,
+        block_size=cache.block_size,
+        num_blocks=cache.num_blocks,
+        vocab_size=spec.vocab_size,
+        sample_vocab_size=_sample_vocab_size(config, spec),
+        eos_token_ids=config.text.eos_token_ids,
+    )
+
+
+def _sample_vocab_size(config: EngineConfig, spec: ModelSpec) -> int:
+    """Rows of the head beyond the tokenizer are padding: nothing could decode them."""
+    return min(spec.vocab_size, config.text.vocab_size or spec.vocab_size)

@@ -1,0 +1,57 @@
+"""Writes rows of a checkpoint tensor to their place in a parameter."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import prod
+
+import torch
+from torch import Tensor
+
+from model_executor.models.decoder import Decoder
+from model_executor.models.spec import Dtype
+from model_executor.weights.parameters import Parameter
+
+
+def targets(model: Decoder, parameters: tuple[Parameter, ...]) -> Mapping[str, Tensor]:
+    """The model's parameters by name; they are exactly those of the plan."""
+    found = {name: parameter.data for name, parameter in model.named_parameters()}
+    wanted = {parameter.name: parameter.shape for parameter in parameters}
+    assert {name: tuple(tensor.shape) for name, tensor in found.items()} == wanted
+    return found
+
+
+def dtype_of(model: Decoder) -> Dtype:
+    """The dtype of the model's parameters."""
+    names: Mapping[torch.dtype, Dtype] = {
+        torch.float32: "float32",
+        torch.bfloat16: "bfloat16",
+        torch.float16: "float16",
+    }
+    return names[model.embedding.weight.dtype]
+
+
+def rows_at_once(shape: tuple[int, ...], item_bytes: int, limit: int) -> int:
+    """Rows of a tensor that fit into `limit` bytes, at least one."""
+    return max(1, limit // max(1, prod(shape[1:]) * item_bytes))
+
+
+def place(target: Tensor, rows: Tensor, first: int, *, transposed: bool) -> bool:
+    """Copy rows [n, ...] to first .. first + n - 1 of the parameter's output axis, in its dtype and on its device.
+
+    Returns:
+        Whether all of them are finite there.
+    """
+    rows = rows.to(target.device)
+    if transposed:
+        target[:, first : first + rows.shape[0]] = rows.t()
+    else:
+        target[first : first + rows.shape[0]] = rows
+    narrower = torch.finfo(target.dtype).max < torch.finfo(rows.dtype).max
+    return _finite(rows.to(target.dtype) if narrower else rows)
+
+
+def _finite(rows: Tensor) -> bool:
+    # One NaN or infinity makes the sum one too; a sum that overflows by itself is looked at again.
+    total = rows.sum(dtype=torch.float32)
+    return bool(total.isfinite()) or bool(rows.isfinite().all())

@@ -1,0 +1,55 @@
+"""The load report: what became of every tensor."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from math import prod
+from typing import Final
+
+from engine_core.wire.reports import TensorRecord, TensorState
+from model_executor.models.spec import Dtype
+from model_executor.weights.parameters import EMBEDDING, HEAD, Parameter
+from model_executor.weights.plan import DTYPES, LoadPlan
+
+ITEM_BYTES: Final[Mapping[Dtype, int]] = {"float32": 4, "bfloat16": 2, "float16": 2}
+
+
+def loaded_records(plan: LoadPlan, dtype: Dtype, *, tied: bool) -> list[TensorRecord]:
+    """A record of every parameter that a load filled, and of every tensor that it left in the files.
+
+    Args:
+        plan: as carried out.
+        dtype: of the parameters.
+        tied: whether the head is the embedding.
+    """
+    first = {step.parameter.name: step.entry for step in reversed(plan.steps) if step.offset == 0}
+    records = []
+    for parameter in plan.parameters:
+        entry = first[parameter.name]
+        state: TensorState = "fused" if len(parameter.sources) > 1 else "loaded"
+        records.append(_record(parameter, state, dtype, entry.file, DTYPES[entry.dtype]))
+    if tied:
+        twin = [] if plan.twin is None else [plan.twin[0].name]
+        table = first[EMBEDDING]
+        records.append(TensorRecord(HEAD, "tied", [table.name, *twin], table.file, 0, DTYPES[table.dtype], dtype))
+    return records + list(plan.set_aside)
+
+
+def generated_records(parameters: Iterable[Parameter], dtype: Dtype) -> list[TensorRecord]:
+    """A record of every parameter that was drawn instead of loaded."""
+    return [_record(parameter, "generated", dtype) for parameter in parameters]
+
+
+def count_states(records: Iterable[TensorRecord]) -> dict[TensorState, int]:
+    """Records by state; the faults stand there with their zero."""
+    found = Counter(record.state for record in records)
+    return {**dict(found), "missing": found["missing"], "unexpected": found["unexpected"]}
+
+
+def _record(
+    parameter: Parameter, state: TensorState, dtype: Dtype, file: str = "", source_dtype: str = ""
+) -> TensorRecord:
+    sources = [source.name for source in parameter.sources]
+    nbytes = prod(parameter.shape) * ITEM_BYTES[dtype]
+    return TensorRecord(parameter.name, state, sources, file, nbytes, source_dtype, dtype)

@@ -1,0 +1,1 @@
+"""Programs of the repository; not part of the installed packages."""

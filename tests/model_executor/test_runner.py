@@ -1,0 +1,216 @@
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import pytest
+import torch
+
+from engine_core.wire.codec import pack_ids
+from engine_core.wire.config import (
+    CacheOptions,
+    EngineConfig,
+    ExecutorOptions,
+    ModelOptions,
+    SchedulerOptions,
+    TextFacts,
+)
+from engine_core.wire.executor import Row, SlotFill, StepPlan, StepResult
+from engine_core.wire.sampling import SamplingParams
+from model_executor.errors import PlanInvalid
+from model_executor.models.spec import read_spec
+from model_executor.runner import Launched, Runner
+from model_executor.startup import Executor, PhaseClock, bring_up
+from tests.fixtures.reference import Continuation, Reference, prompts
+from tests.model_executor.driver import GREEDY, Driver, Job
+
+BLOCKS, BLOCK_SIZE = 400, 4
+VOCAB = 512
+SOFT = SamplingParams(temperature=0.8, top_p=0.95, logprobs=3)
+
+
+def bring_up_quietly(
+    folder: Path, *, dtype: Literal["auto", "bfloat16", "float16"] = "auto", known: int = VOCAB
+) -> Executor:
+    """An executor of a folder, without a process.
+
+    Args:
+        folder: of the model.
+        dtype: to compute in.
+        known: ids the tokenizer knows.
+    """
+    config = EngineConfig(
+        model=ModelOptions(model=str(folder), max_model_len=200, dtype=dtype),
+        cache=CacheOptions(block_size=BLOCK_SIZE, num_kv_blocks=BLOCKS),
+        scheduler=SchedulerOptions(max_num_seqs=16, max_num_batched_tokens=256),
+        executor=ExecutorOptions(device="cpu", cpu_threads=torch.get_num_threads()),
+        text=TextFacts(vocab_size=known),
+    )
+    clock = PhaseClock(time.monotonic(), lambda *_: None)
+    return bring_up(config, read_spec(folder, config.model), 1, clock, lambda *_: None)
+
+
+@pytest.fixture(scope="module")
+def runner(rand_folder: Path) -> Runner:
+    return bring_up_quietly(rand_folder).runner
+
+
+@pytest.fixture(scope="module")
+def reference(rand_folder: Path) -> Reference:
+    return Reference(rand_folder)
+
+
+@pytest.fixture(scope="module")
+def continuations(reference: Reference) -> list[Continuation]:
+    """Twelve greedy continuations of 12 tokens without near ties; lengths include block borders and 1."""
+    fixed = [[3], list(range(4)), list(range(20, 28)), list(range(5))]
+    made = (reference.greedy(prompt, 12) for prompt in [*fixed, *prompts(30, vocab=VOCAB, seed=2)])
+    clear = [continuation for continuation in made if continuation.clear()]
+    assert len(clear) >= 12
+    return clear[:12]
+
+
+def run(runner: Runner, jobs: Sequence[Job], *, chunk: int = 10**6, depth: int = 1, seed: int = 0) -> list[list[int]]:
+    """Run the jobs; with depth 2 a step is launched before the one before it is collected."""
+    launched: deque[Launched] = deque()
+    driver = Driver(
+        lambda plan: launched.append(runner.launch(plan)),
+        lambda: runner.collect(launched.popleft()),
+        num_blocks=BLOCKS,
+        block_size=BLOCK_SIZE,
+        chunk=chunk,
+        depth=depth,
+        seed=seed,
+    )
+    driver.run(jobs)
+    return [job.output for job in jobs]
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize("chunk", [1, 3, 4, 7, 10**6])
+def test_greedy_tokens_are_those_of_the_reference(
+    runner: Runner, continuations: list[Continuation], chunk: int, depth: int
+) -> None:
+    """Twelve requests that arrive one after the other, so that prefill and decode mix, in every chunking."""
+    jobs = [Job(list(item.prompt), 12, arrives=1 + index // 2) for index, item in enumerate(continuations)]
+    assert run(runner, jobs, chunk=chunk, depth=depth, seed=chunk) == [list(item.token_ids) for item in continuations]
+
+
+def test_each_request_alone(runner: Runner, continuations: list[Continuation]) -> None:
+    for item in continuations:
+        assert run(runner, [Job(list(item.prompt), 12)]) == [list(item.token_ids)]
+
+
+def test_logprobs_are_those_of_the_reference(runner: Runner, reference: Reference) -> None:
+    """Teacher-forced: every position of a text is the end of a prompt, computed in one batch."""
+    text = prompts(1, vocab=VOCAB, seed=9, shortest=14, longest=14)[0]
+    jobs = [Job(text[:length], 1, SamplingParams(temperature=0.0, logprobs=20)) for length in range(1, 15)]
+    run(runner, jobs, chunk=5)
+    logits = torch.from_numpy(reference.logits(text))
+    expected = logits.log_softmax(-1)
+    for position, job in enumerate(jobs):
+        entry = job.logprobs[0]
+        assert entry.logprob == entry.top_logprobs[0]
+        difference = np.array(entry.top_logprobs) - expected[position, entry.top_ids].numpy()
+        assert np.abs(difference).max() <= 1e-3
+
+
+@pytest.fixture(scope="module")
+def soft_jobs() -> Callable[[], list[Job]]:
+    def make() -> list[Job]:
+        texts = prompts(8, vocab=VOCAB, seed=4, longest=30)
+        return [Job(text, 10, SOFT, seed=100 + index) for index, text in enumerate(texts)]
+
+    return make
+
+
+def test_seeded_draws_do_not_depend_on_the_batch(runner: Runner, soft_jobs: Callable[[], list[Job]]) -> None:
+    together = run(runner, soft_jobs())
+    assert run(runner, list(reversed(soft_jobs())), chunk=4, depth=2) == together[::-1]
+    for index, job in enumerate(soft_jobs()):
+        assert run(runner, [job]) == [together[index]]
+    assert len({tuple(output) for output in together}) == len(together)
+
+
+def test_seeded_draws_go_on_after_a_preemption(runner: Runner, soft_jobs: Callable[[], list[Job]]) -> None:
+    """A request that comes back as prompt and output so far goes on as if it had never left."""
+    together = run(runner, soft_jobs())
+    for index in (0, 3):
+        job = soft_jobs()[index]
+        resumed = replace(job, prompt=job.prompt + together[index][:6], count=4)
+        assert run(runner, [resumed], chunk=5) == [together[index][6:]]
+
+
+def test_what_other_sequences_left_behind_does_not_matter(rand_folder: Path, continuations: list[Continuation]) -> None:
+    runner = bring_up_quietly(rand_folder).runner
+    for layer in runner.cache.layers:
+        layer.key.fill_(1e4)
+        layer.value.fill_(-1e4)
+    jobs = [Job(list(item.prompt), 12) for item in continuations]
+    assert run(runner, jobs, chunk=6) == [list(item.token_ids) for item in continuations]
+
+
+def test_min_tokens_holds_back_the_end(rand_folder: Path, continuations: list[Continuation]) -> None:
+    """What the reference would say first is a stop token: it may not come before min_tokens, and may then."""
+    item = continuations[0]
+    runner = bring_up_quietly(rand_folder).runner
+    stop = item.token_ids[0]
+    params = SamplingParams(temperature=0.0, min_tokens=3, stop_token_ids=(stop,))
+    free, held = run(runner, [Job(list(item.prompt), 12), Job(list(item.prompt), 12, params)])
+    assert free[0] == stop
+    assert stop not in held[:3]
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_half_precision_stays_near_the_reference(
+    rand_folder: Path, reference: Reference, dtype: Literal["bfloat16", "float16"]
+) -> None:
+    runner = bring_up_quietly(rand_folder, dtype=dtype).runner
+    text = prompts(1, vocab=VOCAB, seed=11, shortest=20, longest=20)[0]
+    jobs = [Job(text[:length], 1, SamplingParams(temperature=0.0, logprobs=5)) for length in (1, 7, 20)]
+    run(runner, jobs)
+    logits = torch.from_numpy(reference.logits(text)).log_softmax(-1)
+    limit = 0.25 if dtype == "bfloat16" else 0.04
+    for job in jobs:
+        entry = job.logprobs[0]
+        expected = logits[len(job.prompt) - 1, entry.top_ids].numpy()
+        assert np.abs(np.array(entry.top_logprobs) - expected).max() < limit
+
+
+def test_a_step_without_a_sample_gives_no_tokens(runner: Runner) -> None:
+    fill = SlotFill(0, pack_ids([1, 2, 3]), 3, GREEDY, 0, [0])
+    result = runner.execute(StepPlan(1, 1, [fill], [Row(0, 0, 2, [], False)]))
+    assert result == StepResult(1, 1, [], None, result.started_ns, result.ended_ns)
+
+
+def test_more_tokens_than_a_step_may_hold(runner: Runner) -> None:
+    fills = [
+        SlotFill(slot, pack_ids([1] * 150), 150, GREEDY, 0, list(range(slot * 38, slot * 38 + 38))) for slot in (0, 1)
+    ]
+    rows = [Row(slot, 0, 150, [], True) for slot in (0, 1)]
+    with pytest.raises(PlanInvalid, match="tokens of a step: 300: allowed is at most 256"):
+        runner.execute(StepPlan(1, 1, fills, rows))
+
+
+def test_what_is_ready_is_told(rand_folder: Path) -> None:
+    ready = bring_up_quietly(rand_folder).ready
+    assert (ready.epoch, ready.max_model_len, ready.vocab_size, ready.dtype) == (1, 200, VOCAB, "float32")
+    assert (ready.num_kv_blocks, ready.max_num_batched_tokens, ready.device) == (BLOCKS, 256, "cpu")
+    assert {choice.operator for choice in ready.kernels} == {"attention", "kv_append"}
+    assert set(ready.startup_s) == {"start", "plan", "load", "kv_cache", "warm_up"}
+    # 4 layers of 2 heads of 32, keys and values, float32; the scratch block counts.
+    assert ready.memory["kv_cache"] == (BLOCKS + 1) * BLOCK_SIZE * 4 * 2 * 32 * 2 * 4
+    assert ready.memory["buffers"] == 16 * 201 * 4
+    assert ready.memory["weights"] >= ready.load.bytes_materialized > 0
+
+
+def test_ids_the_tokenizer_lacks_are_never_sampled(rand_folder: Path) -> None:
+    executor = bring_up_quietly(rand_folder, known=100)
+    assert executor.ready.vocab_size == VOCAB
+    greedy, drawn = run(executor.runner, [Job([5, 400, 6], 20), Job([5, 400, 6], 20, SOFT, seed=3)])
+    assert max(greedy + drawn) < 100
