@@ -1,1 +1,1 @@
-""""""
+"""Measuring a running server from outside, over HTTP alone."""

@@ -8,7 +8,6 @@ from msgspec import Struct
 
 from engine_core.wire.client import RejectCode, Submit
 from engine_core.wire.codec import unpack_ids
-from engine_core.wire.errors import MalformedFrame
 
 
 class Limits(Struct, frozen=True):
@@ -62,11 +61,11 @@ class Tokens(Struct, frozen=True):
 
 def examine(submit: Submit, limits: Limits) -> Tokens | Refusal:
     """Unpack and check a submission against the limits. Queue limits and duplicate ids are the scheduler's matter."""
-    try:
-        ids = unpack_ids(submit.prompt)
-        output = unpack_ids(submit.output)
-    except MalformedFrame as error:
-        return Refusal(code="invalid", message=str(error), field="prompt")
+    for field, packed in (("prompt", submit.prompt), ("output", submit.output)):
+        if len(packed) % 4:
+            message = f"{field}: {len(packed)} bytes, no multiple of 4"
+            return Refusal(code="invalid", message=message, field=field, limit=4, given=len(packed))
+    ids, output = unpack_ids(submit.prompt), unpack_ids(submit.output)
     prompt_len = len(ids)
     ids.extend(output)
     return _length(ids, prompt_len, limits) or _parameters(submit, ids, prompt_len, limits) or Tokens(ids, prompt_len)

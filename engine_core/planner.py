@@ -58,6 +58,7 @@ class Planner:
         self._plan_running(draft)
         if not draft.short:
             self._plan_starts(draft, now)
+        self.lacks_capacity |= not roster.has_row()
         return draft
 
     def note_end(self) -> None:

@@ -27,7 +27,7 @@ from engine_core.wire.executor import StepPlan, StepResult
 
 __all__ = ["Ledger", "Limits", "Refusal", "RequestKey", "Scheduler", "SchedulerStatus"]
 
-# Steps without progress that are still normal: recomputing the whole pool this many times over, chunk by chunk, and some.
+# Steps without progress that are still normal: computing the whole pool anew this many times, chunk by chunk, and some.
 PATIENCE_POOLS: Final = 8
 PATIENCE_STEPS: Final = 100
 

@@ -237,7 +237,7 @@ class Sequence:
         held = {
             "0 <= assumed <= in_flight": 0 <= self.assumed <= self.in_flight,
             "0 <= computed <= total": 0 <= self.computed <= self.total,
-            "peak < total + 1": self.peak <= self.total,
+            "peak <= total": self.peak <= self.total,
             "total <= max_total": self.total <= self.rules.max_total,
             "a slot exactly while running": running == (self.slot is not None),
             "blocks exactly while running": running == bool(self.table),

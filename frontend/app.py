@@ -17,7 +17,7 @@ from starlette.types import ASGIApp
 from frontend.api.auth import KeyGuard
 from frontend.api.chat import Chat
 from frontend.api.completions import Completions
-from frontend.api.errors import error_response
+from frontend.api.errors import CLOSE, error_response
 from frontend.api.ops import Ops
 from frontend.api.service import Service
 from frontend.api.texts import Texts
@@ -66,4 +66,7 @@ async def _on_route_error(request: Request, error: Exception) -> Response:
 
 async def _on_fault(request: Request, error: Exception) -> Response:
     logger.error("%s %s failed: %s", request.method, request.url.path, type(error).__name__)
-    return error_response(InternalError("the server failed on this request; its log says why", code="internal"))
+    # The error goes on to the HTTP server, which closes the connection.
+    response = error_response(InternalError("the server failed on this request; its log says why", code="internal"))
+    response.headers.update(CLOSE)
+    return response

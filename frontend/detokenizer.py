@@ -100,11 +100,10 @@ class Detokenizer:
     def _append_to_last(self, text: str) -> None:
         if not text:
             return
-        if self._waiting:
+        # A token that has text may have been given already.
+        if self._waiting and not self._waiting[-1].text:
             last = self._waiting[-1]
-            if not last.text:
-                last.offset = self._length
-            last.text += text
+            last.text, last.offset = text, self._length
             self._blank = min(self._blank, len(self._waiting) - 1)
         self._length += len(text)
 

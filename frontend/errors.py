@@ -30,7 +30,8 @@ FrontendError
 │   ├── GenerationFailed    the engine gave this request up
 │   ├── BacklogExceeded     nobody read the answer; it was cut
 │   └── ClientGone          the HTTP client went away, or does not read
-└── EngineTimeout           the engine did not answer in time
+├── EngineTimeout           the engine did not answer in time
+└── TalkError               a server answered `tercet chat` with an error, or not at all
 """
 
 from __future__ import annotations
@@ -263,6 +264,10 @@ class EngineTimeout(FrontendError):
         super().__init__(f"{what}: nothing came within {seconds:g} s")
         self.what = what
         self.seconds = seconds
+
+
+class TalkError(FrontendError):
+    """A server answered `tercet chat` with an error, or not at all; the message says what."""
 
 
 class ModelFolderError(StartRefused):

@@ -54,6 +54,8 @@ class Running:
 
     async def wait_idle(self, seconds: float) -> bool:
         """Wait until none is left, at most `seconds`; whether none is."""
+        if not self._answers:
+            return True
         try:
             await asyncio.wait_for(self._idle.wait(), seconds)
         except TimeoutError:

@@ -22,6 +22,7 @@ MAX_STOP_STRINGS: Final = 64
 MAX_SHOWN: Final = 80
 
 Count = Annotated[int, Meta(ge=0, le=2**63 - 1)]
+Limit = Annotated[int, Meta(ge=1, le=2**63 - 1)]
 StopStrings = Annotated[list[Annotated[str, Meta(min_length=1)]], Meta(max_length=MAX_STOP_STRINGS)]
 
 
@@ -39,8 +40,8 @@ class Common(Struct, frozen=True, kw_only=True):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     n: Annotated[int, Meta(ge=1, le=MAX_N)] | None = None
-    max_tokens: Count | None = None
-    max_completion_tokens: Count | None = None
+    max_tokens: Limit | None = None
+    max_completion_tokens: Limit | None = None
     min_tokens: Count | None = None
     temperature: Annotated[float, Meta(ge=0.0, le=2.0)] | None = None
     top_p: Annotated[float, Meta(ge=0.0, le=1.0)] | None = None

@@ -76,13 +76,18 @@ class EventWriter:
         self._writing_since = None
 
     async def attend(self, on_stall: Callable[[], None]) -> None:
-        """Until cancelled: send comments in silence, and call `on_stall` when a write has waited STALL_S."""
+        """Until cancelled: look after the stream every TICK_S."""
         while True:
             await asyncio.sleep(min(TICK_S, self._ping_s or TICK_S))
-            now = self._clock()
-            if self._writing_since is not None:
-                if now - self._writing_since > STALL_S:
-                    on_stall()
-                    return
-            elif self._ping_s and self.started and not self._ended and now - self._last >= self._ping_s:
-                await self.write(PING)
+            if await self.tick():
+                on_stall()
+                return
+
+    async def tick(self) -> bool:
+        """Send a comment where there was silence for long; whether a write has waited longer than STALL_S."""
+        now = self._clock()
+        if self._writing_since is not None:
+            return now - self._writing_since > STALL_S
+        if self._ping_s and self.started and not self._ended and now - self._last >= self._ping_s:
+            await self.write(PING)
+        return False

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from frontend.errors import StartRefused, TemplateBroken
+from frontend.errors import InvalidRequest, StartRefused, TemplateBroken
 from frontend.model_folder import ModelFolder
 from frontend.tokenizer.base import Tokenizer
 from frontend.tokenizer.chat_template import ChatTemplate
@@ -71,12 +71,15 @@ class Texts:
         """
 
         def work() -> list[int]:
-            rendered = self._template.render(
-                messages,
-                add_generation_prompt=add_generation_prompt,
-                continue_final_message=continue_final_message,
-                variables=variables,
-            )
+            try:
+                rendered = self._template.render(
+                    messages,
+                    add_generation_prompt=add_generation_prompt,
+                    continue_final_message=continue_final_message,
+                    variables=variables,
+                )
+            except RecursionError as error:
+                raise InvalidRequest("messages: objects in them are nested too deeply", param="messages") from error
             return self.tokenizer.encode_rendered(rendered)
 
         return await self._pool.run(work)

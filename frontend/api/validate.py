@@ -73,9 +73,6 @@ def chat_wishes(request: ChatRequest) -> Wishes:
     Raises:
         InvalidRequest: two fields contradict each other, or a limit is passed.
     """
-    limit = _max_tokens(request)
-    if limit == 0:
-        raise InvalidRequest("max_tokens: at least 1 for a chat answer, given 0", param="max_tokens")
     if request.top_logprobs and not request.logprobs:
         raise InvalidRequest("top_logprobs: needs logprobs to be true", param="top_logprobs")
     if request.continue_final_message and request.add_generation_prompt:
@@ -83,7 +80,7 @@ def chat_wishes(request: ChatRequest) -> Wishes:
             "continue_final_message: cannot be true together with add_generation_prompt",
             param="continue_final_message",
         )
-    return _wishes(request, limit, (request.top_logprobs or 0) if request.logprobs else None)
+    return _wishes(request, _max_tokens(request), (request.top_logprobs or 0) if request.logprobs else None)
 
 
 def _max_tokens(request: Common) -> int | None:

@@ -10,6 +10,7 @@ from frontend.tokenizer.base import REPLACEMENT
 
 # Bytes before the end that decide what is incomplete at the end: a character has at most four.
 TAIL_BYTES: Final = 4
+WHOLE_REPLACEMENT: Final = REPLACEMENT.encode()
 
 
 def byte_alphabet() -> dict[str, int]:
@@ -54,8 +55,8 @@ class ByteTable(dict[int, bytes]):
 class ByteLevelDecoder:
     """TextDecoder over a ByteTable.
 
-    Invariant: the UTF-8 decoder holds an incomplete character of at most three bytes. `_owed` says that some of them
-    are the prompt's: a U+FFFD that they turn into is then the prompt's too, and not given.
+    Invariant: the UTF-8 decoder holds `_begun`, an incomplete character of at most three bytes. `_owed` says that some
+    of them are the prompt's: a U+FFFD that they turn into is then the prompt's too, and not given.
     """
 
     def __init__(self, table: ByteTable, prompt_ids: Sequence[int]) -> None:
@@ -63,21 +64,31 @@ class ByteLevelDecoder:
         self._table = table
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
         self._utf8.decode(_tail(table, prompt_ids))
-        self._owed = bool(self._utf8.getstate()[0])
+        self._begun = self._utf8.getstate()[0]
+        self._owed = bool(self._begun)
 
     def push(self, token_id: int) -> str:
-        """The characters that this token completed."""
-        text = self._utf8.decode(self._table[token_id])
-        return self._settle(text) if self._owed and text else text
+        """The characters that this token completed, after a U+FFFD for a character that it cut."""
+        data = self._table[token_id]
+        text = self._utf8.decode(data)
+        self.late = 0
+        if self._begun and text:
+            self.late = int(text[0] == REPLACEMENT and not (self._begun + data).startswith(WHOLE_REPLACEMENT))
+            text = self._settled(text)
+        self._begun = self._utf8.getstate()[0]
+        return text
 
     def finish(self) -> str:
         """A cut character gives one U+FFFD."""
-        text = self._utf8.decode(b"", final=True)
-        return self._settle(text) if self._owed and text else text
+        self.late = 0
+        return self._settled(self._utf8.decode(b"", final=True))
 
-    def _settle(self, text: str) -> str:
-        self._owed = False
-        return text.removeprefix(REPLACEMENT)
+    def _settled(self, text: str) -> str:
+        if self._owed and text:
+            self._owed = False
+            self.late = 0
+            return text.removeprefix(REPLACEMENT)
+        return text
 
 
 def _tail(table: ByteTable, token_ids: Sequence[int]) -> bytes:

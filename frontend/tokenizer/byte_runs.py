@@ -179,13 +179,19 @@ class RunDecoder:
     def push(self, token_id: int) -> str:
         """The text of a piece, after what was left of a run of bytes, or the character that a byte completed."""
         piece = self._table[token_id]
+        self.late = 0
         if piece is None:
             return ""
         if isinstance(piece, int):
             self._at_start = False
+            begun = len(self._run)
             self._run.append(piece)
-            return self._complete()
+            text = self._complete()
+            # Replacement characters of the bytes before; the last character may be this byte's own.
+            self.late = min(begun, text.count(REPLACEMENT)) if begun and text.startswith(REPLACEMENT) else 0
+            return text
         text = self._rest() if self._run else ""
+        self.late = len(text)
         return text + (self._lead(piece) if self._at_start else piece)
 
     def finish(self) -> str:

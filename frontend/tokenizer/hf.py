@@ -141,15 +141,16 @@ class HfTokenizer:
         return self._library.token_to_id(literal) is not None
 
     def _find_prefix(self, config: Mapping[str, Any]) -> list[int]:
-        """What stands in front of a text: as tokenizer_config.json says, else as the file's post-processor does it."""
-        if "add_bos_token" in config or "add_eos_token" in config:
-            return [self.bos_id] if config.get("add_bos_token") is True and self.bos_id is not None else []
+        """What stands in front of a text: what the file's post-processor puts there, else BOS if it is asked for.
+
+        transformers 5 too lets the post-processor win over add_bos_token.
+        """
         bare = self._library.encode(PROBE, add_special_tokens=False).ids
         full = self._library.encode(PROBE, add_special_tokens=True).ids
-        for start in range(len(full) - len(bare) + 1):
+        for start in range(1, len(full) - len(bare) + 1):
             if full[start : start + len(bare)] == bare:
                 return full[:start]
-        return []
+        return [self.bos_id] if config.get("add_bos_token") is True and self.bos_id is not None else []
 
     def _table(self, skip_special: bool) -> ByteTable | PieceTable:
         skipped = self.special_ids if skip_special else frozenset[int]()

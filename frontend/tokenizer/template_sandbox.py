@@ -91,9 +91,9 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
         self._clock = clock
         self._running = threading.local()
         self.filters["tojson"] = _to_json
-        self.filters[EACH] = jinja2.pass_context(self._each)
-        self.filters[ENTER] = jinja2.pass_context(self._enter)
-        self.filters[SIZED] = jinja2.pass_context(_sized)
+        self.filters[EACH] = self._each
+        self.filters[ENTER] = self._enter
+        self.filters[SIZED] = _sized
         del self.globals["lipsum"]
         self.globals["raise_exception"] = _refuse
         self.globals["strftime_now"] = lambda form: now().strftime(form)
@@ -128,12 +128,14 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
         template.set_environment(self)
         return template
 
+    @jinja2.pass_context
     def _each(self, _: Context, values: Iterable[Any]) -> Iterator[Any]:
         budget: Budget = self._running.budget
         for value in values:
             budget.step()
             yield value
 
+    @jinja2.pass_context
     def _enter(self, _: Context, value: str) -> str:
         budget: Budget = self._running.budget
         budget.step()
@@ -175,6 +177,8 @@ def _sized_concat(value: Any) -> Any:  # noqa: ANN401 - a list of nodes may hold
     return _filtered(value, SIZED) if isinstance(value, nodes.Concat) else value
 
 
+# With the context as argument a filter is never worked out when a template is compiled.
+@jinja2.pass_context
 def _sized(_: Context, value: str) -> str:
     _check_size(len(value), MAX_CHARACTERS, "characters")
     return value

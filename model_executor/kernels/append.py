@@ -12,7 +12,7 @@ def _finite(x: tl.tensor, LARGEST: tl.constexpr) -> tl.tensor:
     return tl.minimum(tl.maximum(wide, -LARGEST), LARGEST)
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["slot_mapping"])
 def append_kernel(
     key: tl.tensor,
     value: tl.tensor,

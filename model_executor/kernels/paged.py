@@ -8,6 +8,7 @@ Rules that every kernel here keeps:
 - Lengths are read from device memory. A launch depends on the shapes of its tensors alone, so it can be captured.
 - A position is loaded only below its row's context length; nothing else of the cache or the block table is read.
 - A row without context gives zeros.
+- What changes from step to step is not specialized on, or a compilation would interrupt the service.
 - Block ids are widened before they are multiplied: a cache may hold more than 2**31 elements.
 - Scores are in base 2 after scaling: exp2(x * log2(e)) is exp(x).
 """
@@ -135,18 +136,21 @@ def _attend(
 
 @triton.jit
 def _decode_tiles(
-    context: tl.tensor, WINDOW: tl.constexpr, N: tl.constexpr, SPLITS: tl.constexpr, SPLIT_TILES: tl.constexpr
+    context: tl.tensor, splits: tl.tensor, split_tiles: tl.tensor, WINDOW: tl.constexpr, N: tl.constexpr
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
     """How the last position of a context is split: its first tile, the tile after its last, and tiles a split."""
     begin = 0
     if WINDOW > 0:
         begin = tl.maximum(context - WINDOW, 0) // N
     end = tl.cdiv(context, N)
-    width = tl.maximum(tl.cdiv(end - begin, SPLITS), SPLIT_TILES)
+    width = tl.maximum(tl.cdiv(end - begin, splits), split_tiles)
     return begin, end, width
 
 
-@triton.jit
+@triton.jit(
+    do_not_specialize=["table_stride", "splits", "split_tiles"],
+    do_not_specialize_on_alignment=["block_tables", "context_lens"],
+)
 def decode_kernel(
     query: tl.tensor,
     keys: tl.tensor,
@@ -161,20 +165,20 @@ def decode_kernel(
     token_stride: tl.tensor,
     head_stride: tl.tensor,
     table_stride: tl.tensor,
+    splits: tl.tensor,
+    split_tiles: tl.tensor,
     scale: tl.tensor,
     GROUP: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     WINDOW: tl.constexpr,
     SOFT_CAP: tl.constexpr,
-    SPLITS: tl.constexpr,
-    SPLIT_TILES: tl.constexpr,
     M: tl.constexpr,
     N: tl.constexpr,
     D: tl.constexpr,
     WIDEN: tl.constexpr,
 ) -> None:
-    """One split of one row's context for the heads of one KV head; grid (rows, num_kv_heads, SPLITS).
+    """One split of one row's context for the heads of one KV head; grid (rows, num_kv_heads, splits).
 
     Row r's query is token r, at position context_lens[r] - 1.
 
@@ -182,15 +186,16 @@ def decode_kernel(
         query: [rows, H, HEAD_DIM] by its strides.
         keys, values: [blocks, BLOCK_SIZE, num_kv_heads, HEAD_DIM] by the strides.
         block_tables: [rows, B], table_stride from row to row; context_lens: [rows].
-        partial: float32 [rows, H, SPLITS, HEAD_DIM], contiguous: the split's own attention output.
-        weight: float32 [rows, H, SPLITS]: base-2 logarithm of the split's sum of exponentials.
-        GROUP: query heads a KV head. SPLIT_TILES: fewest tiles a split takes. M, D: padded GROUP and HEAD_DIM.
+        partial: float32 [rows, H, splits, HEAD_DIM], contiguous: the split's own attention output.
+        weight: float32 [rows, H, splits]: base-2 logarithm of the split's sum of exponentials.
+        split_tiles: fewest tiles a split takes.
+        GROUP: query heads a KV head. M, D: GROUP and HEAD_DIM, padded. N: keys a tile.
     """
     row = tl.program_id(0).to(tl.int64)
     kv_head = tl.program_id(1)
     split = tl.program_id(2)
     context = tl.load(context_lens + row).to(tl.int32)
-    begin, end, width = _decode_tiles(context, WINDOW, N, SPLITS, SPLIT_TILES)
+    begin, end, width = _decode_tiles(context, splits, split_tiles, WINDOW, N)
     first = begin + split * width
     if first >= end:
         return
@@ -226,22 +231,22 @@ def decode_kernel(
         WIDEN,
     )
     heads = tl.num_programs(1) * GROUP
-    cell = (row * heads + head) * SPLITS + split
+    cell = (row * heads + head) * splits + split
     # Each split holds a visible key: the first tile of the window reaches into it, so total is above 0.
     tl.store(partial + cell[:, None] * HEAD_DIM + column[None, :], accumulator / total[:, None], mask=inside)
     tl.store(weight + cell, highest + tl.log2(total), mask=member < GROUP)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["split_tiles"], do_not_specialize_on_alignment=["context_lens"])
 def join_kernel(
     partial: tl.tensor,
     weight: tl.tensor,
     context_lens: tl.tensor,
     output: tl.tensor,
+    split_tiles: tl.tensor,
     WINDOW: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     SPLITS: tl.constexpr,
-    SPLIT_TILES: tl.constexpr,
     N: tl.constexpr,
     D: tl.constexpr,
 ) -> None:
@@ -250,11 +255,12 @@ def join_kernel(
     Args:
         partial, weight, context_lens: of decode_kernel.
         output: [rows, H, HEAD_DIM], contiguous.
-        WINDOW, SPLITS, SPLIT_TILES, N, D: as decode_kernel had them.
+        split_tiles, WINDOW, N, D: as decode_kernel had them; SPLITS: its splits, a power of two.
     """
     row = tl.program_id(0).to(tl.int64)
     cell = row * tl.num_programs(1) + tl.program_id(1)
-    begin, end, width = _decode_tiles(tl.load(context_lens + row).to(tl.int32), WINDOW, N, SPLITS, SPLIT_TILES)
+    context = tl.load(context_lens + row).to(tl.int32)
+    begin, end, width = _decode_tiles(context, SPLITS, split_tiles, WINDOW, N)
     split = tl.arange(0, SPLITS)
     column = tl.arange(0, D)
     # Splits beyond the context wrote nothing.
@@ -289,7 +295,10 @@ def _row_of_tile(query_start: tl.tensor, rows: tl.tensor, tile: tl.tensor, Q: tl
     return low - 1
 
 
-@triton.jit
+@triton.jit(
+    do_not_specialize=["rows", "table_stride"],
+    do_not_specialize_on_alignment=["block_tables", "context_lens", "query_start"],
+)
 def prefill_kernel(
     query: tl.tensor,
     keys: tl.tensor,

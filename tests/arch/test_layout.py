@@ -80,3 +80,16 @@ def _name(requirement: str) -> str:
         if character in "<>=!~[; ":
             return requirement[:index]
     return requirement
+
+
+def test_the_readme_names_every_module_and_only_those() -> None:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    for package in ("frontend", "engine_core", "model_executor"):
+        shown = readme.split(f"### {package}\n", 1)[1].split("```")[1]
+        listed = {line.split()[0] for line in shown.splitlines()[1:] if not line.startswith(" ")}
+        found = {
+            module.path.relative_to(ROOT / package).as_posix()
+            for module in modules()
+            if module.package == package and module.path.name != "__init__.py"
+        }
+        assert listed == found

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -230,54 +229,11 @@ def test_death_of_the_core_ends_the_executor(tmp_path: Path) -> None:
         until("the executor is gone", lambda: gone(executor), 5.0)
 
 
-@pytest.mark.parametrize(
-    ("content", "named"),
-    [(b"{", "engine.json"), (b'{"cache": {"block_size": 0}}', "block_size"), (b'{"colour": 1}', "colour")],
-)
-def test_a_wrong_configuration(tmp_path: Path, content: bytes, named: str) -> None:
-    (tmp_path / "engine.json").write_bytes(content)
-    ended = subprocess.run(
-        [sys.executable, *core_arguments(tmp_path)], stderr=subprocess.PIPE, timeout=10.0, check=False, text=True
-    )
-    assert ended.returncode == 2
-    assert named in ended.stderr
-    assert len(ended.stderr.splitlines()) == 1
-    assert left_over(tmp_path) == set()
-
-
 def test_wrong_usage(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main(["--socket", "x"])
     assert ended.value.code == 2
     assert "--config" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("option", ["--socket", "--trace-file"])
-def test_a_path_that_cannot_be_made(tmp_path: Path, option: str) -> None:
-    with running_core(tmp_path, SLOW, [option, str(tmp_path / "none" / "x")]) as core:
-        assert core.child.wait(10.0) == 2
-
-
-def test_a_socket_path_that_is_too_long(tmp_path: Path) -> None:
-    with running_core(tmp_path, SLOW, ["--socket", str(tmp_path / ("x" * 108))]) as core:
-        assert core.child.wait(10.0) == 2
-
-
-def test_the_trace_shows_steps_of_the_executor_and_work_of_the_core(tmp_path: Path) -> None:
-    trace = tmp_path / "trace.json"
-    with running_core(tmp_path, SLOW, ["--trace-file", str(trace)]) as core:
-        client = core.client()
-        client.connect()
-        client.submit("a", [1, 2, 3])
-        client.finish("a")
-        assert core.end() == 0
-    events = json.loads(trace.read_bytes())["traceEvents"]
-    steps = [event for event in events if event["name"] == "step"]
-    assert [event["args"]["step"] for event in steps] == list(range(1, 9))
-    assert all(event["dur"] >= 5000 for event in steps)
-    assert {"idle", "schedule", "update"} <= {event["name"] for event in events}
-    # With two plans out, what lies between two steps is the executor's own.
-    assert all(event["args"]["queued"] for event in events if event["name"] == "idle")
 
 
 def test_the_log_holds_no_prompt(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

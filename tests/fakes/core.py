@@ -294,9 +294,6 @@ class FakeCore:
     def _advance(self, live: Live) -> Output:
         params = live.submit.params
         name = live.submit.request_id
-        if params.max_tokens == 0:
-            del self.live[live.client, name]
-            return Output(name, [], finish="length", times=RequestTimes(0.0, 0.0, 0.0, 0))
         now = time.monotonic()
         live.first = now if live.first is None else live.first
         live.last = self.successors[live.last]

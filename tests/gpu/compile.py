@@ -72,11 +72,11 @@ class Compiler:
         names = self.kernel.arg_names
         bound = dict(zip(names, args, strict=False)) | {name: options.pop(name) for name in names if name in options}
         assert set(bound) == set(names), set(names) ^ set(bound)
-        constants = {p.name for p in self.kernel.params if p.is_constexpr}
+        params = {param.name: param for param in self.kernel.params}
+        constants = {name for name, param in params.items() if param.is_constexpr or _is_one(param, bound[name])}
         signature = {name: "constexpr" if name in constants else _type(bound[name]) for name in names}
         places = {name: (index,) for index, name in enumerate(names)}
-        # As at a launch: what divides by 16 is known to.
-        known = [name for name in names if name not in constants and _divides(bound[name])]
+        known = [name for name in names if name not in constants and _divides(params[name], bound[name])]
         source = ASTSource(
             fn=self.kernel,
             signature=signature,
@@ -94,7 +94,14 @@ def _type(value: object) -> str:
     return "fp32" if isinstance(value, float) else "i32"
 
 
-def _divides(value: object) -> bool:
+# What a launch specializes on: integers that are 1, and addresses and integers that divide by 16.
+def _is_one(param: Any, value: object) -> bool:
+    return isinstance(value, int) and value == 1 and not param.do_not_specialize
+
+
+def _divides(param: Any, value: object) -> bool:
+    if param.do_not_specialize or param.do_not_specialize_on_alignment:
+        return False
     return isinstance(value, Tensor) or (isinstance(value, int) and value % 16 == 0)
 
 
@@ -118,9 +125,8 @@ def main(capability: int, shapes: tuple[Shape, ...]) -> int:
         shared, stack = made.metadata.shared, stack_bytes(made.asm["cubin"])
         bad = shared > SHARED_MEMORY[capability] or stack > 0
         wrong += bad
-        print(
-            f"{'BAD' if bad else 'ok'} {name}: {title}: {shared} bytes of shared memory, {stack} of stack", flush=True
-        )
+        verdict = "BAD" if bad else "ok"
+        print(f"{verdict} {name}: {title}: {shared} bytes of shared memory, {stack} of stack", flush=True)  # noqa: T201
 
     for module, name in (
         (paged, "decode_kernel"),

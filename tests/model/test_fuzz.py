@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import itertools
 import random
-from typing import get_args
+from dataclasses import replace
+from typing import Final
 
 import pytest
 
+from engine_core.policy import Batching, Policy
 from tests.model.harness import Force, Harness, Mode, verify
 from tests.model.trace import random_trace
 
+BATCHINGS: Final[tuple[Batching, ...]] = ("continuous", "static")
+POLICIES: Final[tuple[Policy, ...]] = ("fcfs", "priority")
+FORCES: Final[tuple[Force, ...]] = ("never", "random", "each token")
 MODES = [
     Mode(overlap, caching, chunk, batching, policy, force)
-    for overlap, caching, chunk, batching, policy, force in itertools.product(
-        (False, True), (False, True), (0, 1, 5), ("continuous", "static"), ("fcfs", "priority"), get_args(Force)
-    )
+    for overlap, caching, chunk in itertools.product((False, True), (False, True), (0, 1, 5))
+    for batching in BATCHINGS
+    for policy in POLICIES
+    for force in FORCES
 ]
 
 
@@ -31,7 +37,7 @@ def run(seed: int, mode: Mode, requests: int = 12) -> Harness:
 @pytest.mark.parametrize("seed", range(4))
 def test_all_modes_agree(seed: int) -> None:
     for index, mode in enumerate(MODES):
-        run(seed, Mode(**{**mode.__dict__, "eager": index % 2 == 0}))
+        run(seed, replace(mode, eager=index % 2 == 0))
 
 
 @pytest.mark.parametrize("batch", range(10))
@@ -39,4 +45,19 @@ def test_random_traces_in_random_modes(batch: int) -> None:
     rng = random.Random(batch)
     for seed in range(1000 + 40 * batch, 1000 + 40 * (batch + 1)):
         mode = rng.choice(MODES)
-        run(seed, Mode(**{**mode.__dict__, "eager": rng.random() < 0.5}))
+        run(seed, replace(mode, eager=rng.random() < 0.5))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(100, 140))
+def test_all_modes_agree_on_longer_traces(seed: int) -> None:
+    for index, mode in enumerate(MODES):
+        run(seed, replace(mode, eager=index % 2 == 0), requests=20)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("batch", range(50))
+def test_thousands_of_random_traces(batch: int) -> None:
+    rng = random.Random(1_000 + batch)
+    for seed in range(100_000 + 100 * batch, 100_000 + 100 * (batch + 1)):
+        run(seed, replace(rng.choice(MODES), eager=rng.random() < 0.5), requests=rng.choice([3, 12, 30]))

@@ -86,7 +86,7 @@ def named(theirs: Any) -> Tokenizer:
     from tokenizers.pre_tokenizers import ByteLevel, Digits, Sequence
 
     tokenizer = Tokenizer.from_str(theirs.backend_tokenizer.to_str())
-    tokenizer.pre_tokenizer = Sequence(  # type: ignore[assignment]
+    tokenizer.pre_tokenizer = Sequence(
         [Digits(individual_digits=True), ByteLevel(add_prefix_space=False, use_regex=True)]
     )
     return tokenizer
@@ -95,6 +95,14 @@ def named(theirs: Any) -> Tokenizer:
 @pytest.fixture(scope="module")
 def ours(default_model: Path) -> Tokenizer:
     return Tokenizer.from_file(str(default_model / "tokenizer.json"))
+
+
+@pytest.fixture(scope="module")
+def loaded(default_model: Path) -> Any:
+    """The folder as transformers loads it."""
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(default_model, local_files_only=True)
 
 
 @pytest.mark.real_model
@@ -123,10 +131,7 @@ def test_ids_equal_the_named_tokenizer_on_any_text(ours: Tokenizer, named: Token
 
 @pytest.mark.real_model
 @pytest.mark.parametrize("text", [*CORPUS, "x =    42"])
-def test_transformers_loads_the_folder_with_the_same_ids(default_model: Path, ours: Tokenizer, text: str) -> None:
-    from transformers import AutoTokenizer
-
-    loaded = AutoTokenizer.from_pretrained(default_model, local_files_only=True)
+def test_transformers_loads_the_folder_with_the_same_ids(loaded: Any, ours: Tokenizer, text: str) -> None:
     assert loaded(text).input_ids == ours.encode(text).ids
 
 
@@ -134,21 +139,15 @@ def test_transformers_loads_the_folder_with_the_same_ids(default_model: Path, ou
 @pytest.mark.parametrize("messages", MESSAGES)
 @pytest.mark.parametrize("prompt", [False, True])
 def test_chat_template_renders_alike(
-    default_model: Path, theirs: Any, messages: list[dict[str, str]], prompt: bool
+    default_model: Path, loaded: Any, theirs: Any, messages: list[dict[str, str]], prompt: bool
 ) -> None:
-    from transformers import AutoTokenizer
-
-    loaded = AutoTokenizer.from_pretrained(default_model, local_files_only=True)
     text = loaded.apply_chat_template(messages, tokenize=False, add_generation_prompt=prompt)
     assert text == theirs.apply_chat_template(messages, tokenize=False, add_generation_prompt=prompt)
     assert (default_model / "chat_template.jinja").read_text(encoding="utf-8") == theirs.chat_template
 
 
 @pytest.mark.real_model
-def test_special_tokens(default_model: Path, theirs: Any) -> None:
-    from transformers import AutoTokenizer
-
-    loaded = AutoTokenizer.from_pretrained(default_model, local_files_only=True)
+def test_special_tokens(default_model: Path, loaded: Any, theirs: Any) -> None:
     assert loaded.special_tokens_map == theirs.special_tokens_map
     generation = json.loads((default_model / "generation_config.json").read_text(encoding="utf-8"))
     assert [loaded.convert_ids_to_tokens(token) for token in generation["eos_token_id"]] == [

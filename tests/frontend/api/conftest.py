@@ -13,7 +13,7 @@ from tests.fixtures.chain import Chain
 SCRIPTS: tuple[tuple[str | bytes, ...], ...] = (
     ("A", "ABC", "DEF", "G", "HI", "J", "K"),
     ("B", "one", "\n\r", "\u2028", "\u2029", "\x85", "\x00", "two", "<|end|>"),
-    ("C", "x", "<|tool|>", "y", "<|end_turn|>"),
+    ("C", "xx", "<|tool|>", "yy", "<|end_turn|>"),
     ("D", b"\xf0\x9f", b"\x98\x80", "cut", b"\xe4\xbd"),
     ("E", "..."),
 )

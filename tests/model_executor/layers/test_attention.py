@@ -32,7 +32,8 @@ def dense(layer: GroupedAttention, hidden: Tensor, rotary: Rotary | None) -> Ten
             first = 0 if spec.window is None else max(0, at - spec.window + 1)
             keys, values = heads[first : at + 1, shared], heads[first : at + 1, shared + spec.num_kv_heads]
             out[at, head] = (keys @ heads[at, head] * spec.scale).softmax(0) @ values
-    return layer.output(out.flatten(1))
+    projected: Tensor = layer.output(out.flatten(1))
+    return projected
 
 
 @pytest.mark.parametrize("rope", [None, RopeSpec("default", 100.0, 4, 64)], ids=["plain", "rotated"])

@@ -1,0 +1,23 @@
+"""The attention kernels as a GPU would get them; what they compute is tested in tests/model_executor/attention."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+KERNELS = ("decode_kernel", "join_kernel", "prefill_kernel")
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_compiles_for_a_hopper_gpu(compiled: Callable[[int, str], list[str]], kernel: str) -> None:
+    lines = [line for line in compiled(90, "few") if kernel in line]
+    assert [line.startswith("ok ") for line in lines] == [True]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("capability", [80, 89, 90, 100])
+def test_compiles_for_every_shape(compiled: Callable[[int, str], list[str]], capability: int) -> None:
+    lines = compiled(capability, "all")
+    assert len(lines) == 40
+    assert [line for line in lines if not line.startswith("ok ")] == []
