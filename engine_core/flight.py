@@ -19,19 +19,15 @@ class Draft:
     Args:
         step: its number.
         budget: tokens it may hold.
-
-    Attributes:
-        short: a running row got no blocks.
     """
 
-    __slots__ = ("budget", "fills", "rows", "short", "step")
+    __slots__ = ("budget", "fills", "rows", "step")
 
     def __init__(self, step: int, budget: int) -> None:
         self.step = step
         self.budget = budget
         self.fills: list[SlotFill] = []
         self.rows: list[tuple[Sequence, Row]] = []
-        self.short = False
 
     def add(self, seq: Sequence, count: int, blocks: list[int]) -> None:
         """A row of `count` tokens."""

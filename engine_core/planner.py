@@ -56,8 +56,7 @@ class Planner:
         if self._displaces:
             self._make_way()
         self._plan_running(draft)
-        if not draft.short:
-            self._plan_starts(draft, now)
+        self._plan_starts(draft, now)
         self.lacks_capacity |= not roster.has_row()
         return draft
 
@@ -86,9 +85,7 @@ class Planner:
                 spare = draft.budget - (len(rows) - index - 1) - kept
                 todo = max(1, min(todo, spare, cap))
             blocks = self._blocks_for(seq, seq.computed + todo)
-            if blocks is None:
-                draft.short = True
-            else:
+            if blocks is not None:
                 draft.add(seq, todo, blocks)
 
     def _cap(self, rows: list[Sequence], kept: int) -> int:
@@ -126,10 +123,8 @@ class Planner:
         """Rows that are less urgent than the first in the queue yield when it lacks a row or blocks, if that helps."""
         roster = self._roster
         first = roster.queue.first()
-        if first is None or first.in_flight:
-            return
-        yielding = roster.running.yielding_to(first)
-        if not yielding:
+        yielding = [] if first is None else roster.running.yielding_to(first)
+        if first is None or not yielding:
             return
         rows = 0 if roster.has_row() or roster.fence else 1
         lacking = roster.kv.lacking(first, roster.margin()) - roster.fence.gain

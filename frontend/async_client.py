@@ -7,6 +7,7 @@ import contextlib
 import secrets
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -19,6 +20,7 @@ from frontend.errors import EngineDead, EngineTimeout, RequestRejected
 from frontend.generation import Generation, Stream, TextGeneration
 from frontend.tokenizer.base import Tokenizer
 from frontend.tokenizer.load import load_tokenizer
+from frontend.tokenizer.pool import TextPool
 
 DEFAULT_SILENCE_S: Final = 5.0
 DEFAULT_BACKLOG_BYTES: Final = 4_194_304
@@ -55,6 +57,7 @@ class AsyncClient:
         self.config_hash = ""
         self._on_progress = on_progress
         self._tokenizer = tokenizer
+        self._texts = TextPool(workers=1)
         self._max_backlog_bytes = max_backlog_bytes
         self._loop = asyncio.get_running_loop()
         self._streams: dict[str, Stream] = {}
@@ -226,7 +229,7 @@ class AsyncClient:
             TokenizerError, ModelFolderError: the folder's files are broken.
         """
         if self._tokenizer is None:
-            self._tokenizer = await asyncio.to_thread(load_tokenizer, Path(self.model_path))
+            self._tokenizer = await self._texts.run(partial(load_tokenizer, Path(self.model_path)))
         return self._tokenizer
 
     async def generate(
@@ -254,11 +257,13 @@ class AsyncClient:
         Raises:
             RequestRejected: a stop string is empty; else as in `submit`.
             EngineDead: as in `submit`.
+            TextOverload: too many texts wait to be encoded.
+            TokenizerError, ModelFolderError: as in `tokenizer`.
         """
         if not all(stop):
             raise RequestRejected("invalid", "stop: a stop string must not be empty", field="stop")
         tokenizer = await self.tokenizer()
-        ids = await asyncio.to_thread(tokenizer.encode, prompt) if isinstance(prompt, str) else prompt
+        ids = await self._texts.run(partial(tokenizer.encode, prompt)) if isinstance(prompt, str) else prompt
         generation = self.submit(ids, params, request_id=request_id, priority=priority, cache_salt=cache_salt)
         return TextGeneration(
             generation, tokenizer, ids, params, stop=stop, include_stop=include_stop, skip_special=skip_special
@@ -266,6 +271,7 @@ class AsyncClient:
 
     async def close(self) -> None:
         """Leave: open generations end with EngineDead, the core aborts their requests."""
+        self._texts.close()
         await self._connection.close()
 
     async def __aenter__(self) -> AsyncClient:

@@ -10,7 +10,8 @@ ExecutorError
 │   ├── DeviceUnavailable       the device that was asked for is not there, or cannot compute in the dtype
 │   ├── MemoryTooSmall          the KV pool that fits is smaller than what the options ask for
 │   └── NoKernel                no registered kernel serves an operator of the model
-└── PlanInvalid                 a step plan that contradicts the executor's state
+├── PlanInvalid                 a step plan that contradicts the executor's state
+└── ToolMisused                 a flag or a value of a tool's command line
 """
 
 from __future__ import annotations
@@ -108,13 +109,13 @@ class LayersRefused(ModelRefused):
     """A choice of layers that cannot be made.
 
     Args:
-        given: the choice.
+        given: the choice, as indices or as the option was written.
         reason: why not, naming the limit.
     """
 
-    def __init__(self, given: Sequence[int], reason: str) -> None:
-        super().__init__(f"layers: {list(given)}: {reason}")
-        self.given = tuple(given)
+    def __init__(self, given: Sequence[int] | str, reason: str) -> None:
+        super().__init__(f"layers: {given if isinstance(given, str) else list(given)}: {reason}")
+        self.given = given if isinstance(given, str) else tuple(given)
 
 
 class DeviceUnavailable(ModelRefused):
@@ -179,6 +180,10 @@ class PlanInvalid(ExecutorError):
         self.field = field
         self.limit = limit
         self.given = given
+
+
+class ToolMisused(ExecutorError):
+    """A flag or a value of a tool's command line is wrong; the message names it."""
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -13,13 +13,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from model_executor.models.spec import AttentionSpec
+
 
 @dataclass(frozen=True)
 class LayerCache:
     """Keys and values of one runtime layer.
 
     Attributes:
-        key, value: [blocks + 1, block_size, num_kv_heads, head_dim], contiguous; the last block is scratch.
+        key, value: [blocks + 1, block_size, num_kv_heads, head_dim], contiguous; the last block is scratch. A layer
+            that keeps one latent a token keeps it as the key of one head; its value has no elements.
     """
 
     key: Tensor
@@ -40,15 +43,28 @@ class LayerShape:
     """What one layer keeps of a token.
 
     Attributes:
-        num_kv_heads, head_dim: of keys and of values.
+        num_kv_heads: of keys and of values.
+        head_dim: of keys.
+        value_dim: of values; None: that of keys, 0: none are kept.
     """
 
     num_kv_heads: int
     head_dim: int
+    value_dim: int | None = None
+
+    @classmethod
+    def of(cls, spec: AttentionSpec) -> LayerShape:
+        """What this kind of attention keeps."""
+        return cls(spec.num_kv_heads, spec.head_dim) if spec.latent is None else cls(1, spec.latent.width, 0)
+
+    @property
+    def widths(self) -> tuple[int, int]:
+        """Elements of a head of keys and of values."""
+        return self.head_dim, self.head_dim if self.value_dim is None else self.value_dim
 
     def token_bytes(self, dtype: torch.dtype) -> int:
         """Bytes of one token's key and value."""
-        return 2 * self.num_kv_heads * self.head_dim * dtype.itemsize
+        return sum(self.widths) * self.num_kv_heads * dtype.itemsize
 
 
 class KVCache:
@@ -86,8 +102,9 @@ class KVCache:
         """
         layers = []
         for shape in shapes:
-            size = (num_blocks + 1, block_size, shape.num_kv_heads, shape.head_dim)
-            layers.append(LayerCache(_zeros(size, dtype, device), _zeros(size, dtype, device)))
+            outer = (num_blocks + 1, block_size, shape.num_kv_heads)
+            key, value = (_zeros((*outer, width), dtype, device) for width in shape.widths)
+            layers.append(LayerCache(key, value))
         return cls(layers, num_blocks)
 
     @property
@@ -97,7 +114,7 @@ class KVCache:
 
 
 def _zeros(size: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    if device.type != "cpu":
+    if device.type != "cpu" or 0 in size:
         return torch.zeros(size, dtype=dtype, device=device)
     # torch.zeros writes every page; numpy takes zeroed pages from the kernel as they are touched.
     raw = np.zeros(int(np.prod(size)) * dtype.itemsize, dtype=np.uint8)

@@ -32,8 +32,9 @@ from model_executor.models.spec import ModelSpec, resolve_dtype
 from model_executor.runner import Runner
 from model_executor.slots import SlotLimits, Slots
 from model_executor.weights.dummy import dummy_weights
-from model_executor.weights.layer_plan import LayerPlan, plan_layers
+from model_executor.weights.layer_plan import LayerPlan, choose_layers
 from model_executor.weights.load import load_weights
+from model_executor.weights.report import load_table
 
 log = logging.getLogger(__name__)
 
@@ -96,13 +97,18 @@ def bring_up(config: EngineConfig, spec: ModelSpec, epoch: int, clock: PhaseCloc
     dtype_name = resolve_dtype(config.model.dtype, spec, device.type)
     dtype = DTYPES[dtype_name]
     check_dtype(dtype, device)
-    plan = plan_layers(spec)
+    plan = choose_layers(spec, config.model)
+    planned = time.monotonic()
     table = KernelTable()
     model = build_model(spec, plan, chooser(table, dtype, device, config.cache.block_size), dtype, device)
+    built = time.monotonic()
     report = _load(config, model, spec, plan, progress)
-    # The loader announces the end of the planning and the whole of the reading, and measures the latter.
+    # The loader announces the end of the planning and the whole of the reading, and measures both.
+    clock.seconds["plan"] = planned - began + report.seconds["plan"]
+    clock.seconds["build"] = built - planned
     clock.seconds["load"] = report.seconds["read"]
-    clock.seconds["plan"] = time.monotonic() - began - report.seconds["read"]
+    for line in load_table(report):
+        log.info("%s", line)
     with clock.phase("kv_cache"):
         cache = _cache(config, spec, plan, dtype, device)
         slots = Slots(_limits(config, spec, cache), device)
@@ -112,6 +118,9 @@ def bring_up(config: EngineConfig, spec: ModelSpec, epoch: int, clock: PhaseCloc
     )
     with clock.phase("warm_up"):
         runner.warm_up()
+    began = time.monotonic()
+    runner.warm_up()
+    clock.seconds["warm_run"] = time.monotonic() - began
     ready = ExecutorReady(
         epoch=epoch,
         max_model_len=spec.max_model_len,
@@ -145,8 +154,7 @@ def _load(config: EngineConfig, model: Decoder, spec: ModelSpec, plan: LayerPlan
 
 def _cache(config: EngineConfig, spec: ModelSpec, plan: LayerPlan, dtype: torch.dtype, device: torch.device) -> KVCache:
     size = config.cache.block_size
-    layers = [layer.attention for layer in plan.layers(spec)]
-    shapes = [LayerShape(layer.num_kv_heads, layer.head_dim) for layer in layers]
+    shapes = [LayerShape.of(layer.attention) for layer in plan.layers(spec)]
     needs = PoolNeeds(
         block_bytes=size * sum(shape.token_bytes(dtype) for shape in shapes),
         block_size=size,

@@ -29,7 +29,7 @@ from engine_core.wire.executor import (
 )
 from engine_core.wire.reports import Phase
 from model_executor.errors import ModelRefused, PlanInvalid
-from model_executor.models.spec import read_spec
+from model_executor.models.reader import read_spec
 
 if TYPE_CHECKING:
     from model_executor.startup import Executor

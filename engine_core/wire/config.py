@@ -41,6 +41,17 @@ class ModelOptions(Struct, frozen=True, forbid_unknown_fields=True):
     seed: Annotated[
         int, Meta(ge=0, le=2**63 - 1, description="of dummy weights and of requests that bring no seed of their own")
     ] = 0
+    layers: Annotated[
+        str,
+        Meta(
+            min_length=1,
+            max_length=4096,
+            description="blocks to run: full, cover (one of each class), first:N, or indices such as 0,3,7-9",
+        ),
+    ] = "full"
+    allow_missing_classes: Annotated[
+        bool, Meta(description="take a choice of blocks that leaves a class of blocks out")
+    ] = False
 
 
 class CacheOptions(Struct, frozen=True, forbid_unknown_fields=True):

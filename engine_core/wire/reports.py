@@ -6,7 +6,9 @@ from typing import Literal
 
 from msgspec import Struct
 
-Phase = Literal["start", "plan", "load", "kv_cache", "warm_up", "capture"]
+Phase = Literal["start", "plan", "load", "kv_cache", "warm_up", "capture", "build", "warm_run"]
+"""Parts of a start that do not overlap. warm_up: the first run of a step; warm_run: the same step once more."""
+
 TensorState = Literal[
     "loaded", "fused", "tied", "generated", "skipped_by_plan", "ignored_by_rule", "missing", "unexpected"
 ]
@@ -48,6 +50,7 @@ class LoadReport(Struct, frozen=True):
         counts: tensors by state.
         page_cache: share of the opened bytes in the page cache before the load (0 cold, 1 warm); None: unknown.
         seconds: of planning, and of reading.
+        classes: name of each runtime layer's class.
     """
 
     model: str
@@ -61,6 +64,7 @@ class LoadReport(Struct, frozen=True):
     counts: dict[TensorState, int]
     page_cache: float | None
     seconds: dict[str, float]
+    classes: list[str] = []
 
 
 class KernelCandidate(Struct, frozen=True):

@@ -14,7 +14,8 @@ from frontend.model_folder import DEFAULT_TEMPLATE, ModelFolder
 from frontend.tokenizer.base import Rendered, Tokenizer
 from frontend.tokenizer.messages import Message, joined, plain, prepared
 from frontend.tokenizer.shield import Shield
-from frontend.tokenizer.template_sandbox import LimitPassed, Refused, TemplateEnvironment, bounded
+from frontend.tokenizer.template_limits import LimitPassed
+from frontend.tokenizer.template_sandbox import Refused, TemplateEnvironment, bounded
 
 TOOL_TEMPLATE: Final = "tool_use"
 RESERVED: Final = frozenset({"messages", "tools", "add_generation_prompt", "continue_final_message"})

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from datetime import datetime
+from functools import wraps
 from typing import Any, Final, NoReturn
 
 import jinja2
@@ -21,48 +22,18 @@ from jinja2.parser import Parser
 from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-MAX_STEPS: Final = 1_000_000
-MAX_CPU_S: Final = 1.0
-MAX_CHARACTERS: Final = 64 * 2**20
-MAX_POWER_BITS: Final = 4096
-STEPS_PER_CLOCK: Final = 256
+from frontend.tokenizer.template_limits import Budget, check_join, check_operation, check_size, check_text_call
+
+# Filters of jinja2 that make something longer than what they are given.
+LENGTHENING: Final = ("batch", "center", "format", "indent", "join", "replace", "slice")
 # Filter names that no template can write.
 EACH: Final = " each"
 ENTER: Final = " enter"
 SIZED: Final = " sized"
 
 
-class LimitPassed(Exception):
-    """Rendering passed a limit; the message names it."""
-
-
 class Refused(jinja2.TemplateError):
     """The template called raise_exception."""
-
-
-class Budget:
-    """What one rendering may spend.
-
-    Args:
-        clock: processor seconds of this thread.
-    """
-
-    def __init__(self, clock: Callable[[], float]) -> None:
-        self._clock = clock
-        self._end = clock() + MAX_CPU_S
-        self._steps = 0
-
-    def step(self) -> None:
-        """Count a step.
-
-        Raises:
-            LimitPassed: too many, or too long.
-        """
-        self._steps += 1
-        if self._steps > MAX_STEPS:
-            raise LimitPassed(f"the chat template took more than {MAX_STEPS} steps")
-        if self._steps % STEPS_PER_CLOCK == 0 and self._clock() > self._end:
-            raise LimitPassed(f"the chat template took longer than {MAX_CPU_S:g} s")
 
 
 class GenerationTag(jinja2.ext.Extension):
@@ -84,12 +55,13 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
         clock: processor seconds of this thread.
     """
 
-    intercepted_binops = frozenset({"*", "**", "+"})
+    intercepted_binops = frozenset({"*", "**", "+", "%"})
 
     def __init__(self, now: Callable[[], datetime], clock: Callable[[], float] = time.thread_time) -> None:
         super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[GenerationTag, jinja2.ext.loopcontrols])
         self._clock = clock
         self._running = threading.local()
+        self.filters |= {name: _guarded(name, self.filters[name]) for name in LENGTHENING}
         self.filters["tojson"] = _to_json
         self.filters[EACH] = self._each
         self.filters[ENTER] = self._enter
@@ -109,13 +81,15 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:  # noqa: ANN401
         """An operation, unless its result would be huge."""
-        if operator == "*":
-            _check_product(left, right)
-        elif operator == "**" and isinstance(left, int) and isinstance(right, int):
-            _check_size(left.bit_length() * max(right, 0), MAX_POWER_BITS, "bits in one number")
-        elif operator == "+" and isinstance(left, str) and isinstance(right, str):
-            _check_size(len(left) + len(right), MAX_CHARACTERS, "characters")
+        check_operation(operator, left, right)
         return super().call_binop(context, operator, left, right)
+
+    def call(self, context: Context, obj: Any, /, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+        """A call that the sandbox allows, unless it is a text's method with a huge result."""
+        owner = getattr(obj, "__self__", None)
+        if isinstance(owner, str):
+            check_text_call(obj.__name__, owner, args, kwargs)
+        return super().call(context, obj, *args, **kwargs)
 
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
         template = super()._parse(source, name, filename)
@@ -152,7 +126,7 @@ def bounded(pieces: Iterable[str]) -> str:
     length = 0
     for piece in pieces:
         length += len(piece)
-        _check_size(length, MAX_CHARACTERS, "characters")
+        check_size(length)
         out.append(piece)
     return "".join(out)
 
@@ -180,19 +154,25 @@ def _sized_concat(value: Any) -> Any:  # noqa: ANN401 - a list of nodes may hold
 # With the context as argument a filter is never worked out when a template is compiled.
 @jinja2.pass_context
 def _sized(_: Context, value: str) -> str:
-    _check_size(len(value), MAX_CHARACTERS, "characters")
+    check_size(len(value))
     return value
 
 
-def _check_product(left: object, right: object) -> None:
-    for value, count in ((left, right), (right, left)):
-        if isinstance(value, str | list | tuple) and isinstance(count, int):
-            _check_size(len(value) * count, MAX_CHARACTERS, "characters")
+def _guarded(name: str, work: Callable[..., Any]) -> Callable[..., Any]:
+    """A filter of jinja2 that makes texts longer, behind a check of what it would make."""
+    # Some filters take a context before the value.
+    place = 1 if hasattr(work, "jinja_pass_arg") else 0
 
+    @wraps(work)
+    def check(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - whatever a template gives
+        value, rest = args[place], args[place + 1 :]
+        if name == "join":
+            check_join(str(rest[0]) if rest else str(kwargs.get("d", "")), value)
+        else:
+            check_text_call(name, str(value), rest, kwargs)
+        return work(*args, **kwargs)
 
-def _check_size(size: int, limit: int, unit: str) -> None:
-    if size > limit:
-        raise LimitPassed(f"the chat template made more than {limit} {unit}")
+    return check
 
 
 def _to_json(

@@ -15,15 +15,20 @@ class Embedding(nn.Module):
     Args:
         vocab_size, hidden_size: shape of the table.
         dtype, device: of the table.
+        scale: the rows are multiplied by it, after it was rounded to the dtype.
     """
 
-    def __init__(self, vocab_size: int, hidden_size: int, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self, vocab_size: int, hidden_size: int, dtype: torch.dtype, device: torch.device, scale: float = 1.0
+    ) -> None:
         super().__init__()
         self.weight = frozen_parameter((vocab_size, hidden_size), dtype, device)
+        self.scale = torch.tensor(scale).to(dtype).item()
 
     def forward(self, token_ids: Tensor) -> Tensor:
         """int64 [T], each in 0 .. vocab_size - 1, to [T, hidden_size]."""
-        return functional.embedding(token_ids, self.weight)
+        rows = functional.embedding(token_ids, self.weight)
+        return rows if self.scale == 1.0 else rows * self.scale
 
 
 class Head(Linear):

@@ -13,18 +13,27 @@ from torch import Tensor, nn
 
 from model_executor.layers.attention import GroupedAttention, KernelChooser
 from model_executor.layers.embedding import Embedding, Head, TiedHead
+from model_executor.layers.mla import LatentAttention
 from model_executor.layers.mlp import GatedMlp
-from model_executor.layers.norm import RmsNorm
+from model_executor.layers.moe import Experts, MoeMlp
+from model_executor.layers.norm import make_norm
 from model_executor.layers.rotary import Rotary, Rotation
-from model_executor.models.spec import LayerSpec, ModelSpec, RopeSpec
+from model_executor.models.spec import LayerSpec, MlpSpec, ModelSpec, RopeSpec
 
 if TYPE_CHECKING:
     from model_executor.batch import BatchInputs
     from model_executor.kv_cache import KVCache, LayerCache
     from model_executor.weights.layer_plan import LayerPlan
 
-ATTENTION = {"grouped": GroupedAttention}
-MLP = {"gated": GatedMlp}
+def _gated_mlp(
+    spec: MlpSpec, hidden_size: int, choose: KernelChooser, dtype: torch.dtype, device: torch.device
+) -> GatedMlp:
+    del choose  # its products are torch's own
+    return GatedMlp(spec, hidden_size, dtype, device)
+
+
+ATTENTION = {"grouped": GroupedAttention, "mla": LatentAttention}
+MLP = {"gated": _gated_mlp, "moe": MoeMlp}
 
 
 class Block(nn.Module):
@@ -41,15 +50,37 @@ class Block(nn.Module):
         self, spec: LayerSpec, hidden_size: int, choose: KernelChooser, dtype: torch.dtype, device: torch.device
     ) -> None:
         super().__init__()
-        self.attention_norm = RmsNorm(hidden_size, spec.norm.eps, dtype, device)
+        self.attention_norm = make_norm(spec.norm, hidden_size, dtype, device)
         self.attention = ATTENTION[spec.attention.kind](spec.attention, hidden_size, choose, dtype, device)
-        self.mlp_norm = RmsNorm(hidden_size, spec.norm.eps, dtype, device)
-        self.mlp = MLP[spec.mlp.kind](spec.mlp, hidden_size, dtype, device)
+        self.mlp_norm = make_norm(spec.norm, hidden_size, dtype, device)
+        self.mlp = MLP[spec.mlp.kind](spec.mlp, hidden_size, choose, dtype, device)
 
     def forward(self, hidden: Tensor, rotation: Rotation | None, cache: LayerCache, batch: BatchInputs) -> Tensor:
         """The residual stream [T, hidden_size] before the block to the one after it."""
         hidden = hidden + self.attention(self.attention_norm(hidden), rotation, cache, batch)
         out: Tensor = hidden + self.mlp(self.mlp_norm(hidden))
+        return out
+
+
+class SandwichBlock(Block):
+    """Norm, attention, norm, sum; norm, feed-forward, norm, sum.
+
+    Args:
+        spec, hidden_size, choose, dtype, device: as of Block.
+    """
+
+    def __init__(
+        self, spec: LayerSpec, hidden_size: int, choose: KernelChooser, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        super().__init__(spec, hidden_size, choose, dtype, device)
+        self.attention_out_norm = make_norm(spec.norm, hidden_size, dtype, device)
+        self.mlp_out_norm = make_norm(spec.norm, hidden_size, dtype, device)
+
+    def forward(self, hidden: Tensor, rotation: Rotation | None, cache: LayerCache, batch: BatchInputs) -> Tensor:
+        """See Block."""
+        attended = self.attention(self.attention_norm(hidden), rotation, cache, batch)
+        hidden = hidden + self.attention_out_norm(attended)
+        out: Tensor = hidden + self.mlp_out_norm(self.mlp(self.mlp_norm(hidden)))
         return out
 
 
@@ -72,9 +103,10 @@ class Decoder(nn.Module):
         device: torch.device,
     ) -> None:
         super().__init__()
-        self.embedding = Embedding(spec.vocab_size, spec.hidden_size, dtype, device)
-        self.blocks = nn.ModuleList(Block(layer, spec.hidden_size, choose, dtype, device) for layer in layers)
-        self.norm = RmsNorm(spec.hidden_size, spec.norm.eps, dtype, device)
+        self.embedding = Embedding(spec.vocab_size, spec.hidden_size, dtype, device, spec.embedding_scale)
+        self.blocks = nn.ModuleList(_block(layer, spec.hidden_size, choose, dtype, device) for layer in layers)
+        self.norm = make_norm(spec.norm, spec.hidden_size, dtype, device)
+        self.final_soft_cap = spec.final_soft_cap
         self.head: nn.Module
         if spec.tie:
             self.head = TiedHead(self.embedding)
@@ -102,6 +134,11 @@ class Decoder(nn.Module):
         """Whether the head is the embedding."""
         return isinstance(self.head, TiedHead)
 
+    @property
+    def waits_for_device(self) -> bool:
+        """Whether a step reads results on the host before it ends, so that no graph can hold it."""
+        return any(isinstance(module, Experts) and module.kernel.reads_host for module in self.modules())
+
     def untie(self) -> None:
         """Give the head a weight of its own, still to be loaded."""
         table = self.embedding.weight
@@ -109,8 +146,10 @@ class Decoder(nn.Module):
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Scores of the next token: [S, hidden_size] to float32 [S, vocab_size]."""
-        scores: Tensor = self.head(hidden)
-        return scores.float()
+        scores: Tensor = self.head(hidden).float()
+        if self.final_soft_cap is None:
+            return scores
+        return torch.tanh(scores / self.final_soft_cap) * self.final_soft_cap
 
 
 def build_model(
@@ -126,6 +165,12 @@ def build_model(
         device: where they live.
     """
     return Decoder(spec, plan.layers(spec), choose, dtype, device).eval()
+
+
+def _block(
+    spec: LayerSpec, hidden_size: int, choose: KernelChooser, dtype: torch.dtype, device: torch.device
+) -> Block:
+    return (SandwichBlock if spec.sandwich else Block)(spec, hidden_size, choose, dtype, device)
 
 
 def _rotary(rope: RopeSpec | None, length: int, dtype: torch.dtype, device: torch.device) -> nn.Module:

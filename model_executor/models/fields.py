@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, Final
 
 from model_executor.models.config import ConfigFile
@@ -38,6 +38,7 @@ PLAIN_VALUES: Final[Mapping[str, tuple[Any, ...]]] = {
     "attn_scale": OFF,
     "attn_temperature_tuning": OFF,
     "clip_qkv": OFF,
+    "dual_chunk_attention_config": OFF,
     "is_causal": (None, True),
     "llama_4_scaling": OFF,
     "no_rope_layer_interval": OFF,
@@ -53,10 +54,12 @@ PLAIN_VALUES: Final[Mapping[str, tuple[Any, ...]]] = {
     "position_embedding_type": (None, "rope", "rotary", "absolute"),
     "rope_interleave": OFF,
     "rope_interleaved": OFF,
+    "rope_local_base_freq": (None,),
     "rotary_pct": ONE,
     "sliding_window_pattern": OFF,
     "use_alibi": OFF,
     "use_bidirectional_attention": OFF,
+    "use_mrope": OFF,
     "use_qk_norm": OFF,
     "use_qkv_bias": OFF,
     # scales
@@ -88,13 +91,19 @@ PLAIN_VALUES: Final[Mapping[str, tuple[Any, ...]]] = {
 }
 
 
-def check_plain(config: ConfigFile) -> None:
+def check_plain(config: ConfigFile, honoured: Collection[str] = ()) -> None:
     """Refuse a value that would change the maths of a plain decoder.
+
+    Args:
+        config: the whole config.json.
+        honoured: fields that the family computes with.
 
     Raises:
         ConfigRefused: naming the field.
     """
     for field, neutral in PLAIN_VALUES.items():
+        if field in honoured:
+            continue
         if field in config.fields and not _one_of(config.fields[field], neutral):
             architecture = ", ".join(config.strings("architectures")) or "this architecture"
             raise config.refuse(field, f"{architecture} is computed without it here")
@@ -113,15 +122,15 @@ def check_head_counts(config: ConfigFile, heads: int, kv_heads: int) -> None:
         raise config.refuse("num_attention_heads", f"must divide hidden_size, {hidden}, as head_dim is not given")
 
 
-def activation(config: ConfigFile) -> Activation:
-    """The activation that `hidden_act` names.
+def activation(config: ConfigFile, field: str = "hidden_act", default: str = "silu") -> Activation:
+    """The activation that a field names.
 
     Raises:
         ConfigRefused: an unknown one.
     """
-    name = config.string("hidden_act", "silu")
+    name = config.string(field, default)
     if name not in ACTIVATION_NAMES:
-        raise config.refuse("hidden_act", f"known: {', '.join(ACTIVATION_NAMES)}")
+        raise config.refuse(field, f"known: {', '.join(ACTIVATION_NAMES)}")
     return ACTIVATION_NAMES[name]
 
 

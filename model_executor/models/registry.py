@@ -5,20 +5,29 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from model_executor.errors import UnknownArchitecture
-
-if TYPE_CHECKING:
-    from model_executor.models.config import ConfigFile
-    from model_executor.models.spec import ModelSpec
-    from model_executor.weights.parameters import NameTable
+from model_executor.models.config import ConfigFile
+from model_executor.models.spec import ModelSpec
+from model_executor.weights.parameters import NameTable
 
 ARCHITECTURES: Final = {
     "LlamaForCausalLM": "model_executor.models.llama:llama",
     "MistralForCausalLM": "model_executor.models.llama:mistral",
+    "Qwen2ForCausalLM": "model_executor.models.qwen:qwen2",
+    "Qwen3ForCausalLM": "model_executor.models.qwen:qwen3",
+    "Gemma2ForCausalLM": "model_executor.models.gemma:gemma2",
+    "Gemma3ForCausalLM": "model_executor.models.gemma:gemma3",
 }
-MODEL_TYPES: Final = {"llama": "LlamaForCausalLM", "mistral": "MistralForCausalLM"}
+MODEL_TYPES: Final = {
+    "llama": "LlamaForCausalLM",
+    "mistral": "MistralForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+    "gemma2": "Gemma2ForCausalLM",
+    "gemma3_text": "Gemma3ForCausalLM",
+}
 """For a config.json that names no architecture."""
 
 

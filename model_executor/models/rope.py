@@ -13,9 +13,12 @@ from typing import Any, Final
 
 from model_executor.errors import ConfigRefused
 from model_executor.models.config import ConfigFile
+from model_executor.models.layer_types import FULL, SLIDING
 from model_executor.models.spec import RopeSpec
 
 DEFAULT_THETA: Final = 10000.0
+DEFAULT_FULL_THETA: Final = 1000000.0
+"""Of full blocks, in families whose sliding blocks have a rotation of their own."""
 
 
 def read_rope(config: ConfigFile, rotary_dim: int, max_position: int) -> RopeSpec:
@@ -30,21 +33,56 @@ def read_rope(config: ConfigFile, rotary_dim: int, max_position: int) -> RopeSpe
         ConfigRefused: an unknown rope_type, a missing or impossible value, sections per layer type, an odd head_dim.
     """
     theta = config.number("rope_theta", DEFAULT_THETA)
-    section = config.section("rope_scaling") or config.section("rope_parameters")
-    if section is None:
-        section = ConfigFile(config.path, {}, "rope_parameters.")
+    section = config.section("rope_scaling") or config.section("rope_parameters") or _empty(config)
+    return _rope(_with_original(config, section, max_position), theta, rotary_dim, max_position)
+
+
+def read_layer_ropes(config: ConfigFile, rotary_dim: int, max_position: int) -> dict[str, RopeSpec]:
+    """The rotations of a model whose sliding blocks have one of their own, by layer type (Gemma 3).
+
+    transformers 5 writes a section of `rope_parameters` for each layer type; in transformers 4 `rope_theta` and
+    `rope_scaling` speak of the full blocks and `rope_local_base_freq` of the sliding ones.
+
+    Args:
+        config, rotary_dim, max_position: as of `read_rope`.
+
+    Raises:
+        ConfigRefused: as of `read_rope`, and one section for all layer types.
+    """
+    sections = config.section("rope_parameters") or _empty(config)
+    for field in sections.fields:
+        if field not in (FULL, SLIDING):
+            raise sections.refuse(field, f"a section for each layer type is needed: {FULL}, {SLIDING}")
+    full, sliding = (sections.section(kind) or _empty(sections, kind) for kind in (FULL, SLIDING))
+    scaling = config.section("rope_scaling")
+    if scaling is not None:
+        full = ConfigFile(config.path, {**full.fields, **scaling.fields}, scaling.prefix)
+    thetas = (config.number("rope_theta", DEFAULT_FULL_THETA), config.number("rope_local_base_freq", DEFAULT_THETA))
+    return {
+        kind: _rope(_with_original(_empty(config), section, max_position), theta, rotary_dim, max_position)
+        for kind, section, theta in zip((FULL, SLIDING), (full, sliding), thetas, strict=True)
+    }
+
+
+def _rope(section: ConfigFile, theta: float, rotary_dim: int, max_position: int) -> RopeSpec:
     nested = [key for key, value in section.fields.items() if isinstance(value, dict)]
     if nested:
         raise section.refuse(nested[0], "one rotation for all layers is possible")
+    if section.number("partial_rotary_factor", 1.0) != 1.0:
+        raise section.refuse("partial_rotary_factor", "all elements of a head are rotated here")
     kind = _kind(section)
     theta = section.number("rope_theta", theta)
     if theta <= 1:
-        raise ConfigRefused("rope_theta", theta, "must be above 1", config.path)
+        raise ConfigRefused("rope_theta", theta, "must be above 1", section.path)
     if rotary_dim % 2 or rotary_dim < 4:
-        raise ConfigRefused("head_dim", rotary_dim, "a rotation needs an even number of at least 4", config.path)
-    given = _READERS[kind](_with_original(config, section, max_position), max_position)
+        raise ConfigRefused("head_dim", rotary_dim, "a rotation needs an even number of at least 4", section.path)
+    given = _READERS[kind](section, max_position)
     plain: dict[str, Any] = {"kind": kind, "theta": theta, "rotary_dim": rotary_dim, "reach": max_position}
     return RopeSpec(**{**plain, **given})
+
+
+def _empty(config: ConfigFile, field: str = "rope_parameters") -> ConfigFile:
+    return ConfigFile(config.path, {}, f"{config.prefix}{field}.")
 
 
 def _kind(section: ConfigFile) -> str:

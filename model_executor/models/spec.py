@@ -6,15 +6,9 @@ and kind. Which of the layers run, and in which order, is the LayerPlan's busine
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Literal
 
-from msgspec import Struct, structs
-
-from engine_core.wire.config import ModelOptions
-from model_executor.errors import ConfigRefused
-from model_executor.models.config import ConfigFile
-from model_executor.models.registry import find_family
+from msgspec import Struct
 
 RopeKind = Literal["default", "linear", "dynamic", "llama3", "yarn"]
 Activation = Literal["silu", "gelu", "gelu_tanh", "relu"]
@@ -50,6 +44,51 @@ class RopeSpec(Struct, frozen=True):
     truncate: bool = True
     attention_factor: float = 1.0
 
+    @property
+    def name(self) -> str:
+        """What tells this rotation from another of the same model: "rope10000", "rope1000000-linear8"."""
+        scaled = "" if self.kind == "default" else f"-{self.kind}{self.factor:g}"
+        return f"rope{self.theta:.12g}{scaled}"
+
+
+class NormSpec(Struct, frozen=True):
+    """Root-mean-square norm.
+
+    Attributes:
+        eps: added to the mean square.
+        offset: the checkpoint holds w and the norm multiplies by 1 + w, in float32 (Gemma).
+    """
+
+    eps: float
+    offset: bool = False
+
+
+class LatentSpec(Struct, frozen=True):
+    """Latent attention (MLA; DeepSeek-AI, 2024): keys and values of all heads are made from one small vector a token.
+
+    Attributes:
+        kv_rank: width of the latent that keys and values are made from.
+        nope_dim, rope_dim: elements of a head of queries and keys that are not rotated, and that are; the rotated
+            part of the key is one for all heads.
+        value_dim: elements of a head of values.
+        query_rank: width of the latent that queries are made from; None: they are made from the hidden state.
+        norm: of the latents.
+        interleaved: the two elements of a rotated pair are neighbours in the checkpoint; otherwise half a head apart.
+    """
+
+    kv_rank: int
+    nope_dim: int
+    rope_dim: int
+    value_dim: int
+    query_rank: int | None
+    norm: NormSpec
+    interleaved: bool
+
+    @property
+    def width(self) -> int:
+        """Elements that the cache keeps of a token."""
+        return self.kv_rank + self.rope_dim
+
 
 class AttentionSpec(Struct, frozen=True):
     """Attention of one block.
@@ -63,6 +102,8 @@ class AttentionSpec(Struct, frozen=True):
         soft_cap: scores become cap * tanh(score / cap); None: as they are.
         qkv_bias, output_bias: whether the projections have a bias.
         kind: which implementation; a key of the decoder's table.
+        qk_norm: norm of each head of queries and keys, before the rotation; None: there is none.
+        latent: of kind "mla", whose head_dim is that of queries and keys; None: of any other.
     """
 
     num_heads: int
@@ -75,32 +116,77 @@ class AttentionSpec(Struct, frozen=True):
     qkv_bias: bool = False
     output_bias: bool = False
     kind: str = "grouped"
+    qk_norm: NormSpec | None = None
+    latent: LatentSpec | None = None
+
+    @property
+    def kv_elements(self) -> int:
+        """Elements that the cache keeps of a token."""
+        return 2 * self.num_kv_heads * self.head_dim if self.latent is None else self.latent.width
+
+    @property
+    def class_name(self) -> str:
+        """Kind, reach and rotation."""
+        reach = "full" if self.window is None else f"sliding{self.window}"
+        return f"{self.kind}-{reach}-{'nope' if self.rope is None else self.rope.name}"
+
+
+class RoutingSpec(Struct, frozen=True):
+    """How each token chooses its experts.
+
+    Attributes:
+        num_experts: to choose from.
+        top_k: chosen by a token.
+        score: what the router's output becomes; experts are ranked by it, and weighted by it.
+        normalize: the weights of a token are divided by their sum.
+        scale: the weights are then multiplied by it.
+        groups: the experts are so many groups of equal size; a token chooses from its best groups only.
+        top_groups: groups a token chooses from.
+        group_score: what a group is ranked by: its best expert, or the sum of its best two.
+        correction: a bias of each expert is added to its score for the ranking, not for the weight.
+        wide: the router computes in float32 whatever the dtype.
+    """
+
+    num_experts: int
+    top_k: int
+    score: Literal["softmax", "sigmoid"]
+    normalize: bool
+    scale: float = 1.0
+    groups: int = 1
+    top_groups: int = 1
+    group_score: Literal["best", "best_two"] = "best"
+    correction: bool = False
+    wide: bool = False
+
+
+class MoeSpec(Struct, frozen=True):
+    """What a mixture of experts has beside the shape of an expert.
+
+    Attributes:
+        routing: the choice of experts.
+        shared_size: width of the part that every token passes besides; 0: there is none.
+    """
+
+    routing: RoutingSpec
+    shared_size: int = 0
 
 
 class MlpSpec(Struct, frozen=True):
     """Feed-forward part of one block: down(activation(gate(x)) * up(x)).
 
     Attributes:
-        intermediate_size: width of gate and up.
+        intermediate_size: width of gate and up; of one expert, if there are experts.
         activation: on the gate.
-        bias: whether the three projections have one.
+        bias: whether the three projections have one; with experts: those of the shared part.
         kind: which implementation; a key of the decoder's table.
+        moe: of kind "moe"; None: of any other.
     """
 
     intermediate_size: int
     activation: Activation
     bias: bool = False
     kind: str = "gated"
-
-
-class NormSpec(Struct, frozen=True):
-    """Root-mean-square norm.
-
-    Attributes:
-        eps: added to the mean square.
-    """
-
-    eps: float
+    moe: MoeSpec | None = None
 
 
 class LayerSpec(Struct, frozen=True):
@@ -109,18 +195,21 @@ class LayerSpec(Struct, frozen=True):
     Attributes:
         source: its index in the checkpoint.
         attention, mlp, norm: its parts.
+        sandwich: attention and feed-forward part have a norm after them too, before the sum.
+        needs: source indices of the blocks whose state this one reads; it cannot run without them.
     """
 
     source: int
     attention: AttentionSpec
     mlp: MlpSpec
     norm: NormSpec
+    sandwich: bool = False
+    needs: tuple[int, ...] = ()
 
     @property
     def class_name(self) -> str:
         """Name of the block's class: blocks of one class differ in weights only."""
-        reach = "full" if self.attention.window is None else f"sliding{self.attention.window}"
-        return f"{self.attention.kind}-{reach}+{self.mlp.kind}"
+        return f"{self.attention.class_name}+{self.mlp.kind}"
 
 
 class ModelSpec(Struct, frozen=True):
@@ -137,6 +226,8 @@ class ModelSpec(Struct, frozen=True):
         dtype: of the checkpoint as config.json says; None: it does not say.
         layers: every block of the checkpoint, layers[s].source == s.
         mtp_layers: blocks that follow the last one in the checkpoint and predict further tokens; they do not run.
+        embedding_scale: the embedding's rows are multiplied by it, rounded to the dtype computed in.
+        final_soft_cap: logits become cap * tanh(logit / cap); None: as they are.
     """
 
     architecture: str
@@ -148,23 +239,8 @@ class ModelSpec(Struct, frozen=True):
     dtype: Dtype | None
     layers: tuple[LayerSpec, ...]
     mtp_layers: int = 0
-
-
-def read_spec(model_dir: Path, options: ModelOptions) -> ModelSpec:
-    """Read config.json of a model folder.
-
-    Args:
-        model_dir: the folder.
-        options: `max_model_len` is honoured here; the rest is for others.
-
-    Raises:
-        CheckpointBroken: no folder, no config.json, or no JSON object in it.
-        UnknownArchitecture: a family that cannot be served.
-        ConfigRefused: a field, or max_model_len, that cannot be honoured exactly.
-    """
-    config = ConfigFile.read(model_dir / "config.json")
-    spec = find_family(config).read(config)
-    return spec if options.max_model_len is None else _limited(spec, options.max_model_len)
+    embedding_scale: float = 1.0
+    final_soft_cap: float | None = None
 
 
 def resolve_dtype(requested: str, spec: ModelSpec, device: str, weights: Dtype | None = None) -> Dtype:
@@ -182,11 +258,3 @@ def resolve_dtype(requested: str, spec: ModelSpec, device: str, weights: Dtype |
     if device == "cpu":
         return "float32"
     return spec.dtype or weights or "float32"
-
-
-def _limited(spec: ModelSpec, wanted: int) -> ModelSpec:
-    if wanted > spec.max_model_len:
-        kinds = {layer.attention.rope.kind for layer in spec.layers if layer.attention.rope is not None}
-        why = f"at most {spec.max_model_len} with this model's max_position_embeddings and RoPE ({', '.join(kinds)})"
-        raise ConfigRefused("max_model_len", wanted, why)
-    return structs.replace(spec, max_model_len=wanted)

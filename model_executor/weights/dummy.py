@@ -34,7 +34,7 @@ def dummy_weights(
 ) -> LoadReport:
     """Draw all weights.
 
-    Linear maps keep the variance of what they are given (uniform values of variance 1 / inputs), norms are ones, so
+    Linear maps keep the variance of what they are given (uniform values of variance 1 / inputs), norms scale by one, so
     activations stay finite in every dtype.
 
     Args:
@@ -67,12 +67,13 @@ def dummy_weights(
         counts=count_states(records),
         page_cache=None,
         seconds={"plan": planned - began, "read": time.monotonic() - planned},
+        classes=list(plan.classes),
     )
 
 
 def _draw(parameter: Parameter, target: Tensor, seed: int) -> None:
-    if parameter.fill == "ones":
-        target.fill_(1)
+    if parameter.fill != "noise":
+        target.fill_(parameter.fill == "ones")
         return
     first = 0
     for source in parameter.sources:

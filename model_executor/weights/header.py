@@ -64,8 +64,12 @@ class Header(Struct, frozen=True):
     raw: bytes
 
 
-def read_header(path: Path) -> Header:
+def read_header(path: Path, *, cut: bool = False) -> Header:
     """Read and check the header.
+
+    Args:
+        path: the file.
+        cut: whether the file may end before its data does, as one of which only the header was fetched.
 
     Raises:
         CheckpointBroken: with the path and what is wrong.
@@ -80,7 +84,8 @@ def read_header(path: Path) -> Header:
     fields = _parse(path, raw)
     entries = [_entry(path, name, field, start) for name, field in fields.items() if name != METADATA]
     entries.sort(key=lambda entry: (entry.begin, entry.end))
-    _check_cover(path, entries, start, size)
+    end = max((entry.end for entry in entries), default=start)
+    _check_cover(path, entries, start, end if cut and size < end else size)
     return Header({entry.name: entry for entry in entries}, raw)
 
 

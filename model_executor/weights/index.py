@@ -29,15 +29,22 @@ class Checkpoint:
         revision: a digest of config.json and of what lists the tensors: the index, or the only header.
     """
 
-    def __init__(self, folder: Path, files: Mapping[str, str], listing: bytes, headers: dict[str, Header]) -> None:
+    def __init__(
+        self, folder: Path, files: Mapping[str, str], listing: bytes, headers: dict[str, Header], *, cut: bool = False
+    ) -> None:
         self.folder = folder
+        self._cut = cut
         self.files = files
         self.revision = _digest(folder, listing)
         self._headers = headers
 
     @classmethod
-    def open(cls, folder: Path) -> Checkpoint:
+    def open(cls, folder: Path, *, cut: bool = False) -> Checkpoint:
         """Find the checkpoint of a model folder; model.safetensors goes before an index, as in transformers.
+
+        Args:
+            folder: the model folder.
+            cut: whether files may end before their data does; for those who read headers alone.
 
         Raises:
             CheckpointBroken: none there, or one that is damaged.
@@ -45,12 +52,12 @@ class Checkpoint:
         if not folder.is_dir():
             raise CheckpointBroken(folder, "no such folder")
         if (folder / SINGLE).exists():
-            header = read_header(folder / SINGLE)
-            return cls(folder, dict.fromkeys(header.entries, SINGLE), header.raw, {SINGLE: header})
+            header = read_header(folder / SINGLE, cut=cut)
+            return cls(folder, dict.fromkeys(header.entries, SINGLE), header.raw, {SINGLE: header}, cut=cut)
         index = folder / INDEX
         if not index.exists():
             raise CheckpointBroken(folder, f"neither {SINGLE} nor {INDEX} is there")
-        return cls(folder, _weight_map(index), index.read_bytes(), {})
+        return cls(folder, _weight_map(index), index.read_bytes(), {}, cut=cut)
 
     @property
     def shards(self) -> list[str]:
@@ -77,9 +84,14 @@ class Checkpoint:
         """The path of one of the files."""
         return self.folder / file
 
+    def is_cut(self, file: str) -> bool:
+        """Whether a file whose header was read ends before its data does."""
+        end = max((entry.end for entry in self._headers[file].entries.values()), default=0)
+        return self.path(file).stat().st_size < end
+
     def _header(self, file: str) -> Header:
         if file not in self._headers:
-            header = read_header(self.path(file))
+            header = read_header(self.path(file), cut=self._cut)
             listed = {name for name, place in self.files.items() if place == file}
             for name in sorted(listed ^ header.entries.keys()):
                 fault = "lacks a tensor of the index" if name in listed else "holds a tensor that the index lacks"

@@ -77,6 +77,7 @@ def load_weights(model: Decoder, spec: ModelSpec, plan: LayerPlan, model_dir: Pa
         counts=count_states(records),
         page_cache=page_cache,
         seconds={"plan": planned - began, "read": time.monotonic() - planned},
+        classes=list(plan.classes),
     )
 
 

@@ -39,10 +39,16 @@ def rows_at_once(shape: tuple[int, ...], item_bytes: int, limit: int) -> int:
 def place(target: Tensor, rows: Tensor, first: int, *, transposed: bool) -> bool:
     """Copy rows [n, ...] to first .. first + n - 1 of the parameter's output axis, in its dtype and on its device.
 
+    The output axis of a parameter of three axes, (experts, in, out), is that of all experts one after the other; rows
+    are of one expert.
+
     Returns:
         Whether all of them are finite there.
     """
     rows = rows.to(target.device)
+    if target.dim() == 3:  # (experts, in, out)
+        expert, first = divmod(first, target.shape[2])
+        target = target[expert]
     if transposed:
         target[:, first : first + rows.shape[0]] = rows.t()
     else:

@@ -7,11 +7,14 @@ from collections.abc import Iterable, Mapping
 from math import prod
 from typing import Final
 
-from engine_core.wire.reports import TensorRecord, TensorState
+from engine_core.wire.reports import LoadReport, TensorRecord, TensorState
 from model_executor.models.spec import Dtype
 from model_executor.weights.parameters import EMBEDDING, HEAD, Parameter
 from model_executor.weights.plan import DTYPES, LoadPlan
 
+# Read-ahead leaves a few pages behind, and the kernel may have dropped a few.
+COLD: Final = 0.05
+WARM: Final = 0.95
 ITEM_BYTES: Final[Mapping[Dtype, int]] = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
@@ -47,9 +50,33 @@ def count_states(records: Iterable[TensorRecord]) -> dict[TensorState, int]:
     return {**dict(found), "missing": found["missing"], "unexpected": found["unexpected"]}
 
 
+def load_table(report: LoadReport) -> list[str]:
+    """The report for the log: a row for each state, for the blocks, the files and the bytes."""
+    sizes: Counter[TensorState] = Counter()
+    for record in report.tensors:
+        sizes[record.state] += record.nbytes
+    rows = [f"load report of {report.model}, revision {report.revision}"]
+    rows += [f"  {state:<16} {count:>8} tensors {sizes[state]:>16} bytes" for state, count in report.counts.items()]
+    placed = zip(report.layer_map, report.classes, strict=True)
+    rows += [f"  block {index} <- source block {source}: {name}" for index, (source, name) in enumerate(placed)]
+    rows.append(f"  files: {len(report.shards_opened)} opened, {len(report.shards_skipped)} not needed")
+    rows.append(f"  bytes: {report.bytes_read} read, {report.bytes_materialized} in memory")
+    rows.append(f"  page cache: {warmth(report.page_cache)}")
+    return rows
+
+
+def warmth(share: float | None) -> str:
+    """What a share of resident bytes says of a start."""
+    if share is None:
+        return "unknown: the kernel does not tell, or nothing was read"
+    kind = "cold" if share < COLD else "warm" if share > WARM else "partly warm"
+    return f"{kind}, {share:.0%} of the bytes read were in memory before"
+
+
 def _record(
     parameter: Parameter, state: TensorState, dtype: Dtype, file: str = "", source_dtype: str = ""
 ) -> TensorRecord:
     sources = [source.name for source in parameter.sources]
+    dtype = parameter.dtype or dtype
     nbytes = prod(parameter.shape) * ITEM_BYTES[dtype]
     return TensorRecord(parameter.name, state, sources, file, nbytes, source_dtype, dtype)

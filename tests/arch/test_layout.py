@@ -12,8 +12,31 @@ from tests.arch.source import ROOT, Module, modules
 # Files without logic of their own, or tested through another file, which is named.
 TESTED_ELSEWHERE = {
     "frontend/__main__.py": "tests/e2e/test_processes.py",
-    "engine_core/__main__.py": "tests/e2e/test_processes.py",
-    "model_executor/__main__.py": "tests/e2e/test_processes.py",
+    "engine_core/__main__.py": "tests/engine_core/test_main.py",
+    "model_executor/__main__.py": "tests/model_executor/test_worker.py",
+    # Parts of the endpoints: what they do shows in the answers.
+    "frontend/app.py": "tests/frontend/api/test_ops.py",
+    "frontend/api/answers.py": "tests/frontend/api/test_completions.py",
+    "frontend/api/endpoint.py": "tests/frontend/api/test_completions.py",
+    "frontend/api/job.py": "tests/frontend/api/test_completions.py",
+    "frontend/api/messages.py": "tests/frontend/api/test_chat.py",
+    "frontend/api/reply.py": "tests/frontend/api/test_completions.py",
+    "frontend/api/schema.py": "tests/frontend/api/test_refusals.py",
+    "frontend/api/service.py": "tests/frontend/api/test_ops.py",
+    "frontend/api/texts.py": "tests/frontend/api/test_chat.py",
+    "frontend/engine_process.py": "tests/frontend/test_serving.py",
+    # Options and their Structs are one thing, seen through the command line.
+    "frontend/config.py": "tests/arch/test_options.py",
+    "frontend/cli/options.py": "tests/arch/test_options.py",
+    "frontend/cli/serve.py": "tests/frontend/cli/test_main.py",
+    "frontend/cli/version.py": "tests/arch/test_options.py",
+    # Error trees: each error is raised and looked at where it arises.
+    "frontend/errors.py": "tests/frontend/api/test_errors.py",
+    "model_executor/errors.py": "tests/model_executor/test_worker.py",
+    "model_executor/startup.py": "tests/model_executor/test_runner.py",
+    "model_executor/layers/activation.py": "tests/model_executor/layers/test_mlp.py",
+    "model_executor/weights/place.py": "tests/model_executor/weights/test_load.py",
+    "model_executor/weights/report.py": "tests/model_executor/weights/test_load.py",
 }
 TOP_LEVEL = {
     *("pyproject.toml", "README.md", "CHANGELOG.md", "LICENSE", "requirements.lock"),

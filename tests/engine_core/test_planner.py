@@ -91,8 +91,8 @@ def test_nothing_to_do_is_an_empty_plan() -> None:
     assert Engine().plan() == {}
 
 
-def test_after_a_shortage_nobody_starts_in_the_same_step() -> None:
-    """Two rows have filled the pool; one yields, and what it leaves is for the other, not for the queue."""
+def test_one_row_yields_when_two_have_filled_the_pool() -> None:
+    """While its blocks are on their way nobody else is preempted, and nobody starts."""
     engine = Engine(blocks=4)
     engine.add(prompt(4, 1), prompt(4, 2))
     engine.plan()
@@ -116,3 +116,25 @@ def test_the_blocks_of_a_new_row_travel_with_its_fill() -> None:
     engine.roster.flights.launch(draft.rows)
     counts = [len(row.blocks) for _ in range(8) for _, row in engine.planner.plan(2.0).rows]
     assert counts == [0, 0, 0, 1, 0, 0, 0, 1]
+
+
+def test_nobody_passes_a_head_whose_blocks_are_on_their_way() -> None:
+    engine = Engine(blocks=6)
+    runs, head, small = prompt(13, 1), prompt(20, 2), prompt(1, 3)
+    engine.add(runs)
+    engine.plan()
+    engine.roster.finish(runs, "abort")
+    engine.add(head, small)
+    assert engine.roster.kv.available == 2
+    assert engine.plan() == {}
+    assert engine.roster.queue.in_order() == [head, small]
+
+
+def test_a_head_that_lacks_more_is_passed() -> None:
+    engine = Engine(blocks=6)
+    runs, head, small = prompt(13, 1), prompt(20, 2), prompt(1, 3)
+    engine.add(runs)
+    engine.plan()
+    engine.add(head, small)
+    assert engine.plan() == {1: 1, 3: 1}
+    assert head.passed == 1

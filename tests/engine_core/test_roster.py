@@ -6,6 +6,7 @@ import pytest
 
 from engine_core.admission import Limits
 from engine_core.flight import Draft
+from engine_core.policy import Policy
 from engine_core.roster import Lacking, Roster
 from engine_core.sequence import Sequence, Status
 from engine_core.wire.codec import unpack_ids
@@ -14,9 +15,9 @@ from engine_core.wire.executor import SlotFill, StepResult
 from tests.engine_core.test_sequence import make_sequence
 
 
-def make_roster(*, blocks: int = 8, rows: int = 2, budget: int = 16) -> Roster:
+def make_roster(*, blocks: int = 8, rows: int = 2, budget: int = 16, policy: Policy = "fcfs") -> Roster:
     limits = Limits(100, 50, blocks, 4, rows, budget)
-    return Roster(SchedulerOptions(), CacheOptions(), limits, 1)
+    return Roster(SchedulerOptions(scheduling_policy=policy), CacheOptions(), limits, 1)
 
 
 def started(roster: Roster, seq: Sequence) -> SlotFill:
@@ -142,3 +143,17 @@ def test_violations_see_a_lost_slot() -> None:
     started(roster, seq)
     seq.slot = 0 if seq.slot else 1
     assert any("slots" in violation for violation in roster.violations())
+
+
+def test_who_starts_out_of_turn_by_age_is_remembered() -> None:
+    roster = make_roster(policy="priority")
+    old, urgent = make_sequence(order=1, priority=9), make_sequence(order=2, priority=0)
+    roster.enqueue(old)
+    roster.enqueue(urgent)
+    assert isinstance(roster.start(old, 20.0), SlotFill)
+    assert isinstance(roster.start(urgent, 20.0), SlotFill)
+    assert (old.aged, urgent.aged) == (True, False)
+    assert roster.running.yielding_to(make_sequence(order=3, priority=-1)) == [urgent]
+    roster.preempt(old)
+    roster.start(old, 21.0)
+    assert old.aged, "and stays so"

@@ -1,7 +1,7 @@
 """Compiles the Triton kernels for a GPU that need not be there: `python -m tests.gpu.compile CAPABILITY SHAPES`.
 
 The launches are those of the product: its kernels run on CPU tensors with the launch replaced by a compilation. Each
-prints a line; the status is 1 when one does not fit the GPU or spills registers.
+prints a line with what it takes; the status is 1 when one does not fit the GPU.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ def main(capability: int, shapes: tuple[Shape, ...]) -> int:
     def check(name: str, made: Any) -> None:
         nonlocal wrong
         shared, stack = made.metadata.shared, stack_bytes(made.asm["cubin"])
-        bad = shared > SHARED_MEMORY[capability] or stack > 0
+        bad = shared > SHARED_MEMORY[capability]
         wrong += bad
         verdict = "BAD" if bad else "ok"
         print(f"{verdict} {name}: {title}: {shared} bytes of shared memory, {stack} of stack", flush=True)  # noqa: T201

@@ -17,7 +17,8 @@ from model_executor.attention.dispatch import KernelTable, chooser
 from model_executor.batch import StepRows, build_index, to_inputs
 from model_executor.kv_cache import KVCache, LayerShape
 from model_executor.models.decoder import Decoder, build_model
-from model_executor.models.spec import ModelSpec, read_spec
+from model_executor.models.reader import read_spec
+from model_executor.models.spec import ModelSpec
 from model_executor.weights.dummy import dummy_weights
 from model_executor.weights.layer_plan import LayerPlan, plan_layers
 from model_executor.weights.load import load_weights
@@ -74,8 +75,7 @@ class Loaded:
     def logits(self, token_ids: Sequence[int], *, chunk: int | None = None) -> NDArray[np.float32]:
         """Logits at each position, [len(token_ids), vocab] float32, computed in chunks of so many tokens."""
         blocks = -(-len(token_ids) // BLOCK_SIZE)
-        attention = [layer.attention for layer in self.plan.layers(self.spec)]
-        shapes = [LayerShape(spec.num_kv_heads, spec.head_dim) for spec in attention]
+        shapes = [LayerShape.of(layer.attention) for layer in self.plan.layers(self.spec)]
         dtype = self.model.embedding.weight.dtype
         cache = KVCache.allocate(shapes, blocks, BLOCK_SIZE, dtype, CPU)
         # A table that is not in order, so that a mix-up of block and position shows.

@@ -23,7 +23,7 @@ from engine_core.wire.config import (
 from engine_core.wire.executor import Row, SlotFill, StepPlan, StepResult
 from engine_core.wire.sampling import SamplingParams
 from model_executor.errors import PlanInvalid
-from model_executor.models.spec import read_spec
+from model_executor.models.reader import read_spec
 from model_executor.runner import Launched, Runner
 from model_executor.startup import Executor, PhaseClock, bring_up
 from tests.fixtures.reference import Continuation, Reference, prompts

@@ -10,7 +10,8 @@ from typing import Any
 import jinja2
 import pytest
 
-from frontend.tokenizer.template_sandbox import MAX_STEPS, LimitPassed, Refused, TemplateEnvironment, bounded
+from frontend.tokenizer.template_limits import MAX_STEPS, LimitPassed
+from frontend.tokenizer.template_sandbox import Refused, TemplateEnvironment, bounded
 
 THEN = datetime(2024, 7, 26, 12, 30, tzinfo=UTC)
 
@@ -44,6 +45,12 @@ def rendered(source: str, **values: Any) -> str:
         ("{{ {'a': '<\u00e9>'} | tojson }}", '{"a": "<\u00e9>"}'),
         ("{{ {'b': 1, 'a': [1]} | tojson(indent=1, sort_keys=true) }}", '{\n "a": [\n  1\n ],\n "b": 1\n}'),
         ("{{ strftime_now('%d %b %Y') }}", "26 Jul 2024"),
+        ("{{ 'a b'.replace(' ', '-') }}{{ ', '.join(xs) }}{{ xs | join('+') }}{{ 'x'.ljust(3) }}|", "a-ba, ba+bx  |"),
+        ("{{ '%s=%05.1f' % ('a', 2) }}{{ '{:>3}{}'.format(1, 'b') }}{{ 'a\nb' | indent(2) }}", "a=002.0  1ba\n  b"),
+        (
+            "{{ 'Ab'.upper() }}{{ 'a,b'.split(',') | length }}{{ 'x' | replace('x', 'y') }}{{ 'c' | center(3) }}",
+            "AB2y c ",
+        ),
         ("  {% if true %}\nx\n  {% endif %}\ny", "x\ny"),
     ],
 )
@@ -85,6 +92,23 @@ ENDLESS = [
     "{{ 999999999 * 'ab' }}",
     "{{ [1] * 999999999 }}",
     "{{ 9 ** 999999999 }}",
+    "{{ 'a'.center(999999999) }}",
+    "{{ 'a'.ljust(width=999999999) }}",
+    "{{ ('a' * 9999).replace('', 'b' * 9999) }}",
+    "{{ ('a' * 9999).join('b' * 9999) }}",
+    "{{ ('a' * 9999).join(['b'] * 9999) }}",
+    "{{ ('\t' * 9999).expandtabs(9999) }}",
+    "{{ '%999999999s' % 1 }}",
+    "{{ '%*d' % (999999999, 1) }}",
+    "{{ '{:>999999999}'.format(1) }}",
+    "{{ '{:{}}'.format(1, 999999999) }}",
+    "{{ 'a' | center(999999999) }}",
+    "{{ 'a' | indent(999999999) }}",
+    "{{ ('a' * 9999) | replace('', 'b' * 9999) }}",
+    "{{ (['a' * 9999] * 9999) | join }}",
+    "{{ (['a'] * 9999) | join('b' * 9999) }}",
+    "{{ '%999999999s' | format(1) }}",
+    "{{ [1] | batch(999999999, 0) | list }}",
     "{% set s = 'a' * 9999999 %}{% for a in range(99999) %}{{ s }}{% endfor %}",
 ]
 
@@ -92,7 +116,7 @@ ENDLESS = [
 @pytest.mark.parametrize("source", ENDLESS)
 def test_no_template_runs_or_grows_without_end(source: str) -> None:
     started = time.thread_time()
-    with pytest.raises(LimitPassed, match=r"steps|characters|bits|longer"):
+    with pytest.raises(LimitPassed, match=r"steps|characters|bits|longer|wider"):
         rendered(source)
     assert time.thread_time() - started < 2.0
 

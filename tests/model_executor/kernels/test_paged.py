@@ -17,7 +17,12 @@ def test_compiles_for_a_hopper_gpu(compiled: Callable[[int, str], list[str]], ke
 
 @pytest.mark.slow
 @pytest.mark.parametrize("capability", [80, 89, 90, 100])
-def test_compiles_for_every_shape(compiled: Callable[[int, str], list[str]], capability: int) -> None:
+def test_every_shape_fits(compiled: Callable[[int, str], list[str]], capability: int) -> None:
     lines = compiled(capability, "all")
     assert len(lines) == 40
     assert [line for line in lines if not line.startswith("ok ")] == []
+
+
+@pytest.mark.slow
+def test_no_shape_spills_registers_on_hopper(compiled: Callable[[int, str], list[str]]) -> None:
+    assert [line for line in compiled(90, "all") if not line.endswith(", 0 of stack")] == []

@@ -10,7 +10,8 @@ import pytest
 
 from engine_core.wire.config import ModelOptions
 from model_executor.errors import CheckpointBroken, ConfigRefused, UnknownArchitecture
-from model_executor.models.spec import ModelSpec, read_spec, resolve_dtype
+from model_executor.models.reader import read_spec
+from model_executor.models.spec import ModelSpec, resolve_dtype
 from tests.fixtures.llama import Shape, llama_config
 
 SHAPE = Shape(hidden=32, layers=3, heads=4, kv_heads=2, intermediate=48, vocab=64, max_position=64)
@@ -27,7 +28,7 @@ def test_spec_of_a_llama(tmp_path: Path) -> None:
     spec = read(tmp_path)
     assert (spec.hidden_size, spec.vocab_size, spec.max_model_len, spec.tie) == (32, 64, 64, False)
     assert [layer.source for layer in spec.layers] == [0, 1, 2]
-    assert {layer.class_name for layer in spec.layers} == {"grouped-full+gated"}
+    assert {layer.class_name for layer in spec.layers} == {"grouped-full-rope10000+gated"}
     attention = spec.layers[0].attention
     assert (attention.num_heads, attention.num_kv_heads, attention.head_dim) == (4, 2, 8)
     assert attention.scale == 8**-0.5

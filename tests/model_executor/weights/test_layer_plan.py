@@ -6,7 +6,8 @@ import pytest
 
 from engine_core.wire.config import ModelOptions
 from model_executor.errors import LayersRefused
-from model_executor.models.spec import ModelSpec, read_spec
+from model_executor.models.reader import read_spec
+from model_executor.models.spec import ModelSpec
 from model_executor.weights.layer_plan import plan_layers
 from tests.fixtures.llama import Shape
 from tests.model_executor.engine import write_small
@@ -26,7 +27,7 @@ def test_full_is_every_block(spec: ModelSpec) -> None:
 def test_runtime_order_is_the_order_given(spec: ModelSpec) -> None:
     plan = plan_layers(spec, [5, 0, 2])
     assert [layer.source for layer in plan.layers(spec)] == [5, 0, 2]
-    assert plan.classes == ("grouped-full+gated",) * 3
+    assert plan.classes == ("grouped-full-rope10000+gated",) * 3
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,1 @@
+"""Programs that work on model folders without a server, most of them without torch."""
