@@ -33,6 +33,8 @@ log = logging.getLogger(__name__)
 
 # Frames taken in one go; the executor's results get their turn in between.
 BATCH: Final = 256
+# Clients removed against their will that are remembered, to be told should they go on talking.
+REMEMBERED: Final = 64
 
 
 class _SubmitHead(Struct, array_like=True, tag="submit"):
@@ -67,6 +69,7 @@ class Clients:
         self._submit_head = msgspec.msgpack.Decoder(_SubmitHead)
         self._known: dict[bytes, _Client] = {}
         self._lost: list[bytes] = []
+        self._removed: dict[bytes, str] = {}
         self.malformed = 0
         self.invalid = 0
 
@@ -94,6 +97,9 @@ class Clients:
                 self._refuse(identity, frames[-1], error)
             return None
         if client is None and not isinstance(message, Hello):
+            if identity in self._removed:
+                self._tell_removed(identity)
+                return None
             self._drop(identity, f"{type(message).__name__} before a hello")
             return None
         return identity, message
@@ -101,6 +107,7 @@ class Clients:
     def admit(self, identity: bytes, name: str, now: float) -> None:
         """Take a client in; one that says hello again stays."""
         self._known[identity] = _Client(name, now)
+        self._removed.pop(identity, None)
         log.info("client %s (%s) connected; %d now", identity.hex(), name, len(self._known))
 
     def remove(self, identity: bytes, why: str) -> None:
@@ -108,6 +115,9 @@ class Clients:
         client = self._known.pop(identity, None)
         if client is not None:
             self._lost.append(identity)
+            self._removed[identity] = why
+            while len(self._removed) > REMEMBERED:
+                del self._removed[next(iter(self._removed))]
             log.info("client %s (%s) removed: %s", identity.hex(), client.name, why)
 
     def take_lost(self) -> list[bytes]:
@@ -120,13 +130,24 @@ class Clients:
         for identity, client in list(self._known.items()):
             if now - client.seen > CLIENT_SILENCE_S:
                 why = f"client: silent for {now - client.seen:.1f} s, at most {CLIENT_SILENCE_S:g} s"
-                self.answer(identity, Fatal("protocol", why))
                 self.remove(identity, why)
+                # One that only slept says hello again, and goes on.
+                self.answer(identity, Fatal("protocol", why, final=False))
+                del self._removed[identity]
 
     def forgive(self, seconds: float) -> None:
         """The core itself was stopped for this long: that silence was not the clients'."""
         for client in self._known.values():
             client.seen += seconds
+
+    def _tell_removed(self, identity: bytes) -> None:
+        """A client that does not know yet that it was removed: it says hello again, and submits what is open anew."""
+        fatal = Fatal("protocol", f"client: removed: {self._removed[identity]}", final=False)
+        try:
+            send_now(self._socket, identity, self._outgoing.encode(fatal))
+        except Backpressure:
+            return
+        del self._removed[identity]
 
     def send(self, identity: bytes, message: CoreToClient) -> None:
         """Send to a client; one that does not read, or is gone, is removed."""

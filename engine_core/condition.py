@@ -23,6 +23,9 @@ class Condition:
         draining: whether new requests are refused.
         stats: of finished steps.
         stale: results dropped.
+        recovering: why an executor had to be replaced, while the next one is not ready.
+        stall: why nothing goes on although all processes live.
+        restarts, reopened, recovery_s, recovery_total_s: Status.executor_restarts, recovered and the two times.
         progress_at: when work began or last went on, monotonic seconds.
     """
 
@@ -37,22 +40,51 @@ class Condition:
         self.stats = StepStats()
         self.stale = 0
         self.progress_at = now
+        self.recovering = ""
+        self.stall = ""
+        self.restarts = 0
+        self.reopened = 0
+        self.recovery_s = 0.0
+        self.recovery_total_s = 0.0
 
     @property
     def state(self) -> EngineState:
         """The state that clients see."""
-        if self.ready is None:
-            return "loading"
-        return "draining" if self.draining else "ready"
+        return self._judged()[0]
 
     @property
     def reason(self) -> str:
         """Why the state is not ready, else nothing."""
-        if self.ready is not None:
-            return "draining" if self.draining else ""
+        return self._judged()[1]
+
+    def _judged(self) -> tuple[EngineState, str]:
+        if self.ready is None:
+            return "loading", self._loading()
+        if self.draining:
+            return "draining", "draining"
+        if self.recovering:
+            return "recovering", f"{self.recovering}; another executor starts: {self._loading()}"
+        return ("stalled", self.stall) if self.stall else ("ready", "")
+
+    def _loading(self) -> str:
         if self.progress is None:
             return "the executor is starting"
         return f"loading: {self.progress.phase} {self.progress.done} of {self.progress.total} {self.progress.unit}"
+
+    def lost(self, why: str) -> None:
+        """The executor is lost and will be replaced."""
+        self.progress = None
+        self.stall = ""
+        if self.ready is not None:
+            self.recovering = why
+
+    def recovered(self, requests: int, seconds: float) -> None:
+        """The replacement is ready; so many requests were open, and waited for so long."""
+        self.recovering = ""
+        self.restarts += 1
+        self.reopened += requests
+        self.recovery_s = seconds
+        self.recovery_total_s += seconds
 
     @property
     def malformed(self) -> int:
@@ -66,7 +98,7 @@ class Condition:
     def step_age(self, now: float) -> float:
         """Seconds since the last progress while work exists, else 0."""
         scheduler = self.scheduler
-        if scheduler is None or not (self._executor.sent or scheduler.has_work(now)):
+        if scheduler is None or self.recovering or not (self._executor.sent or scheduler.has_work(now)):
             return 0.0
         return now - self.progress_at
 
@@ -102,6 +134,10 @@ class Condition:
             step_token_buckets=self.stats.token_buckets,
             malformed_frames=self.malformed,
             stale_results=self.stale,
+            executor_restarts=self.restarts,
+            recovered=self.reopened,
+            recovery_s=self.recovery_s,
+            recovery_total_s=self.recovery_total_s,
             **scheduled,
         )
 

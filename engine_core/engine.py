@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import random
 import signal
 import time
@@ -16,13 +17,15 @@ from typing import Any, Final
 
 import msgspec
 
-from engine_core.admission import Limits
 from engine_core.clients import Clients
 from engine_core.condition import Condition
 from engine_core.errors import ResultMismatch, StaleResult
 from engine_core.executor_client import ExecutorClient
+from engine_core.readiness import announcement, limits_of, unlike
+from engine_core.recovery import Recovery
 from engine_core.scheduler import Scheduler
 from engine_core.timeline import Timeline
+from engine_core.wire.budget import RestartBudget
 from engine_core.wire.client import (
     PROTOCOL,
     Abort,
@@ -32,10 +35,8 @@ from engine_core.wire.client import (
     Fatal,
     Hello,
     Inspect,
-    Model,
     Ping,
     Progress,
-    Ready,
     Rejected,
     Submit,
     Welcome,
@@ -56,6 +57,9 @@ SELF_CHECK_S: Final = 5.0
 EXIT_CLEAN: Final = 0
 EXIT_START_REFUSED: Final = 3
 EXIT_FAILED: Final = 4
+
+# Endings after which another core would end in the same way, or has tried often enough.
+FINAL_CODES: Final = ("start_refused", "protocol", "executor_died", "stalled")
 
 
 def exit_status(ending: Fatal) -> int:
@@ -101,6 +105,11 @@ class Engine:
         self._checked_at = clock()
         self._unchecked = False
         self._ending: asyncio.Future[Fatal] | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._budget = RestartBudget(config.recovery.max_restarts)
+        self._recovery = Recovery(
+            self._condition, clients, executor, self._budget, clock=clock, end=self._end, own=self._own
+        )
 
     async def run(self) -> Fatal:
         """Run until SIGTERM or a failure; gives what clients were told at the end. No process is left behind."""
@@ -108,15 +117,14 @@ class Engine:
         self._ending = loop.create_future()
         loop.set_exception_handler(self._callback_failed)
         loop.add_signal_handler(signal.SIGTERM, self._end, Fatal("shutdown", "engine: told to end"))
-        tasks = [
-            self._own(self._serve_clients(), "clients"),
-            self._own(self._serve_executor(), "executor"),
-            self._own(self._watch_deadlines(), "deadlines"),
-        ]
+        self._own(self._serve_clients(), "clients")
+        self._own(self._serve_executor(), "executor")
+        self._own(self._watch_deadlines(), "deadlines")
         try:
-            self._start_executor()
+            self._recovery.start()
             ending = await self._ending
         finally:
+            tasks = tuple(self._tasks)
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
@@ -131,14 +139,18 @@ class Engine:
     def _end(self, why: Fatal) -> None:
         assert self._ending is not None, "run() makes the future"
         if not self._ending.done():
-            self._ending.set_result(why)
+            # Whoever owns this core may start another one, unless it said that all is over.
+            final = why.code in FINAL_CODES or self._condition.draining or self._budget.limit == 0
+            self._ending.set_result(msgspec.structs.replace(why, final=final))
 
     def _own(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(work, name=name)
+        self._tasks.add(task)
         task.add_done_callback(self._task_ended)
         return task
 
     def _task_ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             self._crashed(f"task {task.get_name()}", error)
 
@@ -152,14 +164,6 @@ class Engine:
         else:
             log.critical("%s failed", where, exc_info=error)
             self._end(Fatal("internal", f"engine: {where} failed: {type(error).__name__}"))
-
-    def _executor_lost(self, why: Fatal) -> None:
-        """The one place that decides what follows when an executor is lost: the engine ends.
-
-        A replacement is `executor.end()`, `executor.start(epoch + 1)` and `Scheduler.restart(epoch + 1)`.
-        """
-        log.error("executor lost: %s", why.message)
-        self._end(why)
 
     def _report(self, ending: Fatal) -> None:
         now = self._clock()
@@ -177,12 +181,6 @@ class Engine:
 
     # The executor.
 
-    def _start_executor(self) -> None:
-        try:
-            self._executor.start(1, self._clock(), self._executor_lost)
-        except OSError as error:
-            self._end(Fatal("internal", f"engine: no executor could be started: {error}"))
-
     async def _serve_executor(self) -> None:
         while True:
             match await self._executor.receive():
@@ -196,29 +194,26 @@ class Engine:
                     self._executor_ready(ready)
 
     def _executor_ready(self, ready: ExecutorReady) -> None:
+        config, now = self._config, self._clock()
+        limits, condition = limits_of(config, ready), self._condition
+        if condition.scheduler is None:
+            condition.scheduler = self._make_scheduler(
+                config.scheduler, config.cache, limits, epoch=ready.epoch, random=random.Random(config.model.seed)
+            )
+            self._report_ready(ready)
+        elif (fault := unlike(condition.scheduler.limits, limits)) is not None:
+            self._executor.at_fault(fault)
+            return
+        elif limits.num_kv_blocks != condition.scheduler.limits.num_kv_blocks:
+            ended = condition.scheduler.resize(limits.num_kv_blocks, now)
+            self._clients.publish(condition.stats.steps, ended)
+        condition.ready, condition.progress_at = announcement(config, ready), now
+        self._recovery.ready(ready.epoch, self._executor.pid)
+        self._clients.broadcast(condition.ready)
+        self._settle(now)
+
+    def _report_ready(self, ready: ExecutorReady) -> None:
         config = self._config
-        limits = Limits(
-            max_model_len=ready.max_model_len,
-            vocab_size=ready.vocab_size,
-            num_kv_blocks=ready.num_kv_blocks,
-            block_size=config.cache.block_size,
-            max_num_seqs=config.scheduler.max_num_seqs,
-            max_num_batched_tokens=ready.max_num_batched_tokens,
-            eos_token_ids=config.text.eos_token_ids,
-        )
-        self._condition.scheduler = self._make_scheduler(
-            config.scheduler, config.cache, limits, epoch=ready.epoch, random=random.Random(config.model.seed)
-        )
-        model = Model(
-            path=config.model.model,
-            max_model_len=ready.max_model_len,
-            vocab_size=ready.vocab_size,
-            eos_token_ids=config.text.eos_token_ids,
-            dtype=ready.dtype,
-            num_kv_blocks=ready.num_kv_blocks,
-            block_size=config.cache.block_size,
-        )
-        self._condition.ready = Ready(model, ready.load, ready.kernels, ready.startup_s, ready.epoch)
         log.info(
             "ready: %s on %s, %s, model length %d, %d KV blocks of %d tokens, started in %.1f s",
             config.model.model,
@@ -229,8 +224,6 @@ class Engine:
             config.cache.block_size,
             sum(ready.startup_s.values()),
         )
-        self._clients.broadcast(self._condition.ready)
-        self._settle(self._clock())
 
     def _stepped(self, result: StepResult) -> None:
         sent = self._executor.landed(result)
@@ -314,7 +307,10 @@ class Engine:
                 self._clients.send(client, self._condition.inspect(message.seq))
 
     def _hello(self, client: bytes, hello: Hello, now: float) -> None:
-        welcome = Welcome(PROTOCOL, config_hash(self._config), self._condition.state, self._config.model.model)
+        config, state = self._config, self._condition.state
+        welcome = Welcome(
+            *(PROTOCOL, config_hash(config), state, config.model.model, os.getppid(), config.deadlines.step_timeout)
+        )
         if hello.protocol != PROTOCOL:
             self._clients.answer(client, welcome)
             why = ProtocolMismatch("protocol", PROTOCOL, hello.protocol)
@@ -332,7 +328,7 @@ class Engine:
         if scheduler is None:
             self._reject(client, Rejected(submit.request_id, "not_ready", f"engine: {self._condition.reason}"))
             return
-        if self._condition.draining:
+        if self._condition.draining and not submit.resumed:
             self._reject(client, Rejected(submit.request_id, "draining", "engine: draining, it takes nothing new"))
             return
         if not scheduler.has_work(now):
@@ -365,6 +361,8 @@ class Engine:
             if late > LATE_S:
                 # What came in meanwhile has not been read; judge at the next tick.
                 self._clients.forgive(late)
+                self._executor.forgive(late)
+                self._condition.progress_at += late
                 continue
             self._clients.sweep(now)
             self._executor.check(now)
@@ -374,12 +372,13 @@ class Engine:
 
     def _check_progress(self, now: float) -> None:
         age, limit = self._condition.step_age(now), self._config.deadlines.step_timeout
+        self._condition.stall = self._executor.stall(now, age)
         if age <= limit:
             return
         if self._executor.sent:
             self._executor.stalled(age)
         else:
-            self._end(Fatal("stalled", f"engine: requests wait, but nothing was planned for {age:.1f} s"))
+            self._end(Fatal("internal", f"engine: requests wait, but nothing was planned for {age:.1f} s"))
 
     def _check_self(self, now: float) -> None:
         """An idle engine must hold nothing: the scheduler checks its books after work, at most every SELF_CHECK_S."""

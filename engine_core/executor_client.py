@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import signal
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
@@ -22,6 +23,7 @@ from engine_core.wire.client import PROTOCOL, Fatal, FatalCode, Progress
 from engine_core.wire.config import EngineConfig, config_hash
 from engine_core.wire.errors import Backpressure, ChildDied, MalformedFrame, ProtocolMismatch
 from engine_core.wire.executor import ExecutorFatal, ExecutorHello, ExecutorReady, ExecutorToCore, StepPlan, StepResult
+from engine_core.wire.pulse import Pulse
 from engine_core.wire.transport import send_now
 
 log = logging.getLogger(__name__)
@@ -33,6 +35,13 @@ UNREACHABLE_S: Final = 1.0
 END_GRACE_S: Final = 3.0
 # Exit statuses of an executor that was told something it cannot do.
 REFUSING_STATUSES: Final = (2, 3)
+# Statuses of one that was told to end, or killed, by somebody else; it ends with 0 only when told to.
+OUTSIDE_STATUSES: Final = (0, -signal.SIGKILL, -signal.SIGTERM, -signal.SIGHUP, -signal.SIGINT, -signal.SIGQUIT)
+# A process that is stopped for so long is no momentary matter.
+STOPPED_S: Final = 1.0
+# One that owes a result and has used no processor time for so long is stuck: both computing and waiting for a device
+# use some.
+IDLE_S: Final = 5.0
 
 
 class SentPlan(NamedTuple):
@@ -63,6 +72,7 @@ class ExecutorClient:
         epoch: number of the incarnation, from 1; 0 before the first.
         malformed: frames dropped.
         sent: plans that are out, oldest first.
+        outside: whether the latest loss was caused by somebody else: a signal, a stop.
     """
 
     def __init__(
@@ -92,6 +102,8 @@ class ExecutorClient:
         self.epoch = 0
         self.malformed = 0
         self.sent: deque[SentPlan] = deque()
+        self.outside = False
+        self._pulse = Pulse(0, 0.0)
 
     @property
     def pid(self) -> int:
@@ -121,20 +133,33 @@ class ExecutorClient:
         self.epoch, self._started = epoch, now
         self._identity, self._unreachable = None, None
         self._phase, self._gone, self._on_lost = "starting", False, on_lost
+        self._pulse = Pulse(self._child.pid, now)
         self.sent.clear()
         asyncio.get_running_loop().add_reader(self._child.fileno(), self._child_ended)
 
     def end(self, grace_s: float = END_GRACE_S) -> None:
         """End the process, if there is one: asked first, forced when `grace_s` have passed."""
+        child = self._let_go()
+        if child is not None:
+            status = child.end(grace_s)
+            log.info("executor (pid %d, epoch %d) ended with status %d", child.pid, self.epoch, status)
+
+    async def retire(self) -> None:
+        """End the process of a lost incarnation, by force; the event loop goes on meanwhile."""
+        child = self._let_go()
+        if child is not None:
+            await asyncio.to_thread(child.end, 0.0)
+
+    def _let_go(self) -> Child | None:
         self._phase = "none"
+        self.sent.clear()
         if self._conclusion is not None:
             self._conclusion.cancel()
             self._conclusion = None
         child, self._child = self._child, None
         if child is not None:
             asyncio.get_running_loop().remove_reader(child.fileno())
-            status = child.end(grace_s)
-            log.info("executor (pid %d, epoch %d) ended with status %d", child.pid, self.epoch, status)
+        return child
 
     def close(self) -> None:
         """Close the socket; the executor must have been ended."""
@@ -155,7 +180,7 @@ class ExecutorClient:
 
     def landed(self, result: StepResult) -> SentPlan | None:
         """Match a result with its plan; None for a result of an older epoch or of no plan that is out."""
-        if result.epoch != self.epoch or not self.sent or result.step < self.sent[0].step:
+        if self._phase != "ready" or result.epoch != self.epoch or not self.sent or result.step < self.sent[0].step:
             return None
         if result.step > self.sent[0].step:
             missing = self.sent[0].step
@@ -178,11 +203,35 @@ class ExecutorClient:
             self._lose("stalled", f"executor: not ready within start_timeout {limit:g} s")
         elif self._unreachable is not None and now - self._unreachable > UNREACHABLE_S:
             self._lose("executor_died", f"executor (pid {self.pid}) closed its socket")
+        self._check_stopped(now)
+
+    def _check_stopped(self, now: float) -> None:
+        if self._child is None:
+            return
+        self._pulse.look(now)
+        seconds, limit = self._pulse.stopped_s(now), self._config.deadlines.step_timeout
+        if seconds > limit:
+            why = f"executor (pid {self.pid}): stopped by a signal for {seconds:.1f} s, step_timeout {limit:g} s"
+            self._lose("stalled", why, outside=True)
+
+    def stall(self, now: float, step_age: float) -> str:
+        """Why no step has made progress for `step_age` seconds, as far as the system shows it; else nothing."""
+        if self._pulse.stopped_s(now) > STOPPED_S:
+            return f"executor (pid {self.pid}) has been stopped by a signal for {self._pulse.stopped_s(now):.1f} s"
+        if self.sent and min(step_age, self._pulse.idle_s(now)) > IDLE_S:
+            return f"executor (pid {self.pid}) owes a step, but has done nothing for {self._pulse.idle_s(now):.1f} s"
+        return ""
+
+    def forgive(self, seconds: float) -> None:
+        """The core itself was stopped for so long: nobody looked at the executor."""
+        self._started += seconds
+        self._pulse.forgive(seconds)
 
     def stalled(self, seconds: float) -> None:
         """The engine saw no progress for this long: the incarnation is lost."""
         limit = self._config.deadlines.step_timeout
-        self._lose("stalled", f"executor (pid {self.pid}): no step ended for {seconds:.1f} s, step_timeout {limit:g} s")
+        why = f"executor (pid {self.pid}): no step ended for {seconds:.1f} s, step_timeout {limit:g} s"
+        self._lose("stalled", why, outside=self._pulse.stopped)
 
     def at_fault(self, why: str) -> None:
         """What the executor sent cannot be used: the incarnation is lost."""
@@ -195,6 +244,9 @@ class ExecutorClient:
                 return False
             case _ if identity != self._identity:
                 self._drop(f"{type(message).__name__} of a stranger")
+                return False
+            case _ if self._phase == "none":
+                # Of an incarnation that is lost already.
                 return False
             case ExecutorFatal():
                 self._said_fatal(message)
@@ -258,10 +310,11 @@ class ExecutorClient:
         status = self._child.status()
         died = ChildDied("executor", self._child.pid, 0 if status is None else status)
         refused = self._phase == "starting" and status in REFUSING_STATUSES
-        self._lose("start_refused" if refused else "executor_died", str(died))
+        outside = status in OUTSIDE_STATUSES
+        self._lose("start_refused" if refused else "executor_died", str(died), outside=outside)
 
-    def _lose(self, code: FatalCode, message: str) -> None:
+    def _lose(self, code: FatalCode, message: str, *, outside: bool = False) -> None:
         """Only the first reason counts: what follows is its consequence."""
         if self._phase != "none" and self._on_lost is not None:
-            self._phase = "none"
+            self._phase, self.outside = "none", outside
             self._on_lost(Fatal(code, message))

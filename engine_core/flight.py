@@ -87,6 +87,10 @@ class Flights:
         self._check(self._out[0], result)
         return self._out.popleft()
 
+    def oldest(self) -> list[Sequence]:
+        """The sequences of the oldest plan out."""
+        return [seq for seq, _ in self._out[0].rows] if self._out else []
+
     def violations(self, live: Iterable[Sequence]) -> list[str]:
         """Whether each sequence knows how many plans, and how many tokens to come, are out for it."""
         rows: Counter[int] = Counter()

@@ -52,6 +52,9 @@ class Planner:
         roster = self._roster
         draft = Draft(roster.flights.next_step(), self._budget)
         self.lacks_capacity = False
+        if roster.trial:
+            self._plan_alone(roster.trial[0], draft, now)
+            return draft
         self._gate.refresh(batch_alive=self._batch_alive())
         if self._displaces:
             self._make_way()
@@ -69,6 +72,16 @@ class Planner:
         first = self._roster.queue.first()
         preempted = first is not None and first.status is Status.PREEMPTED
         return bool(self._roster.running) or bool(self._roster.flights) or preempted
+
+    def _plan_alone(self, seq: Sequence, draft: Draft, now: float) -> None:
+        """A step for a request on trial: if the executor dies of it, it is known of which request."""
+        if seq.status is not Status.RUNNING:
+            self.lacks_capacity = self._start(seq, draft, now) is not None
+        elif not seq.exhausted:
+            todo = min(seq.total - seq.computed, draft.budget)
+            blocks = self._roster.kv.grow(seq, seq.computed + todo)
+            if blocks is not None:
+                draft.add(seq, todo, blocks)
 
     # Rows that run.
 

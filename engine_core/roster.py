@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Iterable
+
 from msgspec import Struct
 
 from engine_core.admission import Limits
@@ -33,6 +36,7 @@ class Roster:
 
     Attributes:
         live: all requests; running, queue: the two parts of them.
+        trial: requests under suspicion of killing executors; while there are any, only the first of them gets rows.
         kv: the blocks; fence: what plans that are out may still touch; flights: those plans.
     """
 
@@ -45,6 +49,7 @@ class Roster:
         self.running = RunningRows(options.scheduling_policy)
         self.queue = WaitingQueue(options.scheduling_policy, options.batching)
         self.counters = Counters()
+        self.trial: deque[Sequence] = deque()
         self._reset(epoch)
 
     def _reset(self, epoch: int) -> None:
@@ -96,6 +101,8 @@ class Roster:
             self._leave(seq)
         else:
             self.queue.remove(seq)
+        if seq in self.trial:
+            self.trial.remove(seq)
         seq.finish()
         del self.live[seq.key]
         self.counters.finished[reason] += 1
@@ -106,7 +113,17 @@ class Roster:
             self.kv.free(held.blocks)
             self._slots.append(held.slot)
 
-    def restart(self, epoch: int) -> None:
+    def acquit(self, seq: Sequence) -> None:
+        """The one on trial came further than it ever was; it makes room for the next one."""
+        if not self.trial or self.trial[0] is not seq:
+            return
+        self.trial.popleft()
+        if self.trial and seq.status is Status.RUNNING:
+            self._leave(seq)
+            seq.preempt(counted=False)
+            self.queue.push(seq)
+
+    def restart(self, epoch: int, trial: Iterable[RequestKey] = ()) -> None:
         """Another executor: nothing that is out comes back, no block holds anything, all slots are free."""
         for seq in self.live.values():
             seq.forget_flight()
@@ -115,7 +132,15 @@ class Roster:
             self.kv.detach(seq)
             seq.preempt(counted=False)
             self.queue.push(seq)
+        self.trial = deque(self.live[key] for key in trial if key in self.live)
         self._reset(epoch)
+
+    def resize(self, limits: Limits) -> None:
+        """The pool has another size; nothing runs and no plan is out."""
+        assert not self.running, "requests run"
+        assert not self.flights, "plans are out"
+        self._limits = limits
+        self._reset(self.flights.epoch)
 
     def violations(self) -> list[str]:
         """Every invariant that does not hold; O(pool + tokens held)."""

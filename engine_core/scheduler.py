@@ -11,7 +11,10 @@ only a stop token can make such a row needless: its token is dropped.
 from __future__ import annotations
 
 import random
+from collections.abc import Collection, Iterable
 from typing import Final
+
+import msgspec
 
 from engine_core.admission import Limits, Refusal, Tokens, examine
 from engine_core.block_pool import Ledger
@@ -91,7 +94,8 @@ class Scheduler:
         taken = examine(submit, self._limits)
         if isinstance(taken, Refusal):
             return taken
-        return self._queue_full(taken.prompt_len, now) or taken
+        # What was taken once is not refused for lack of room.
+        return taken if submit.resumed else self._queue_full(taken.prompt_len, now) or taken
 
     def _queue_full(self, tokens: int, now: float) -> Refusal | None:
         queue, options = self._roster.queue, self._options
@@ -117,6 +121,11 @@ class Scheduler:
         seq = self._roster.live.get(key)
         return None if seq is None else self._finish(seq, "abort", now)
 
+    def fail(self, key: RequestKey, message: str, now: float) -> Output | None:
+        """Give a request up, alone; its last output says why. None when it is not known."""
+        seq = self._roster.live.get(key)
+        return None if seq is None else msgspec.structs.replace(self._finish(seq, "error", now), error=message)
+
     def abort_client(self, client: bytes, now: float) -> int:
         """End all requests of a client; how many there were."""
         keys = [key for key in self._roster.live if key[0] == client]
@@ -136,12 +145,47 @@ class Scheduler:
         self._roster.preempt(seq)
         return True
 
-    def restart(self, epoch: int, now: float) -> None:
-        """The executor has been replaced: live requests go back to the queue with the tokens they have, what was in
-        flight is computed again. Results of the old one are stale from now on.
+    def restart(self, epoch: int, now: float, *, trial: Iterable[RequestKey] = ()) -> None:
+        """The executor is replaced: live requests go back to the queue with the tokens they have, what was in flight
+        is computed again. Results of the old one are stale from now on.
+
+        Args:
+            epoch: of the next executor.
+            now: in seconds.
+            trial: requests that run alone, one after the other, until each has come further than it ever was.
         """
-        self._roster.restart(epoch)
+        self._roster.restart(epoch, trial)
         self._idle_steps = 0
+
+    def resize(self, num_kv_blocks: int, now: float) -> list[tuple[RequestKey, Output]]:
+        """The next executor has another number of KV blocks; before its first plan. Gives the ends of requests that
+        fit no more.
+        """
+        limits = msgspec.structs.replace(self._limits, num_kv_blocks=num_kv_blocks)
+        self._limits = limits
+        self._roster.resize(limits)
+        why = f"the executor that took over has room for {limits.pool_tokens} tokens, this request may need more"
+        large = [key for key, seq in self._roster.live.items() if seq.rules.max_total > limits.pool_tokens]
+        return [(key, ended) for key in large if (ended := self.fail(key, why, now)) is not None]
+
+    def suspects(self) -> dict[RequestKey, int]:
+        """The live requests of the oldest plan out, each with how many of its tokens were ever computed for good."""
+        return {seq.key: seq.peak for seq in self._roster.flights.oldest() if seq.status is not Status.FINISHED}
+
+    @property
+    def limits(self) -> Limits:
+        """What the executor settled."""
+        return self._limits
+
+    @property
+    def trial(self) -> list[RequestKey]:
+        """Requests that run alone for now."""
+        return [seq.key for seq in self._roster.trial]
+
+    @property
+    def live(self) -> Collection[RequestKey]:
+        """All requests that have not ended."""
+        return self._roster.live.keys()
 
     # Steps leave and come back.
 
@@ -177,15 +221,17 @@ class Scheduler:
         index = 0
         for seq, row in flight.rows:
             end = row.start + row.count
-            progress |= seq.land(end, sample=row.sample)
+            news = seq.land(end, sample=row.sample)
+            progress |= news
             if seq.status is Status.RUNNING:
                 roster.kv.commit(seq, end)
-            if not row.sample:
-                continue
-            if seq.status is not Status.FINISHED:
-                outputs.append((seq.key, self._take_token(seq, result, index, now)))
-                progress = True
-            index += 1
+            if row.sample:
+                if seq.status is not Status.FINISHED:
+                    outputs.append((seq.key, self._take_token(seq, result, index, now)))
+                    progress = True
+                index += 1
+            if news:
+                roster.acquit(seq)
         roster.lift_fence(flight.step)
         self._note_step(progress=progress)
         return outputs

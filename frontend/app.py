@@ -19,6 +19,7 @@ from frontend.api.chat import Chat
 from frontend.api.completions import Completions
 from frontend.api.errors import CLOSE, error_response
 from frontend.api.ops import Ops
+from frontend.api.reports import Reports
 from frontend.api.service import Service
 from frontend.api.texts import Texts
 from frontend.errors import FrontendError, MethodUnknown, RequestError, RouteUnknown, shown
@@ -38,6 +39,7 @@ def create_app(service: Service, texts: Texts, version: str) -> ASGIApp:
         Route("/v1/completions", Completions(service, texts), methods=["POST"]),
         Route("/v1/chat/completions", Chat(service, texts), methods=["POST"]),
         *Ops(service, version).routes(),
+        *Reports(service).routes(),
     ]
     handlers: Mapping[Any, Any] = {
         FrontendError: _on_error,

@@ -5,76 +5,80 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import secrets
-import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Final
 
+import msgspec
+
 from engine_core.wire import client as wire
 from engine_core.wire.codec import pack_ids
 from engine_core.wire.errors import Backpressure, MalformedFrame
 from engine_core.wire.sampling import SamplingParams
-from frontend.connection import Connection
 from frontend.errors import EngineDead, EngineTimeout, RequestRejected
 from frontend.generation import Generation, Stream, TextGeneration
+from frontend.health import Signs, judge
+from frontend.link import DEFAULT_RETURN_S, Ears, Link
+from frontend.open_requests import OpenRequests
+from frontend.recoveries import Recoveries
 from frontend.tokenizer.base import Tokenizer
 from frontend.tokenizer.load import load_tokenizer
 from frontend.tokenizer.pool import TextPool
 
-DEFAULT_SILENCE_S: Final = 5.0
 DEFAULT_BACKLOG_BYTES: Final = 4_194_304
+SEED_BITS: Final = 63
 
 
 class AsyncClient:
     """A client of an engine core; make one with `connect`, end it with `close` or `async with`.
 
-    All methods belong to the event loop that called `connect`. When the engine is gone, `fatal` says why and every
-    open generation raises EngineDead.
+    All methods belong to the event loop that called `connect`. When the core is lost, open generations pause until
+    another one has taken its place, and then go on: no token is lost or repeated, and the results are those of an
+    undisturbed run. When all is over, `fatal` says why and every open generation raises EngineDead.
 
     Attributes:
-        state: of the engine, as last heard; reason: why, where it is not "ready".
-        ready: what the engine said when it was up; None before.
         status: the latest answer to a ping; None before the first.
         model_path: folder of the model.
         config_hash: of the configuration the core runs.
+        recoveries: counts of processes that were replaced.
     """
 
     def __init__(
         self,
         socket: Path,
         *,
+        name: str,
         max_backlog_bytes: int,
-        silence_s: float,
+        silence_s: float | None,
+        return_s: float,
         tokenizer: Tokenizer | None,
         on_progress: Callable[[wire.Progress], None] | None,
+        draw_seed: Callable[[], int],
     ) -> None:
-        self.state: wire.EngineState = "loading"
-        self.reason = ""
-        self.ready: wire.Ready | None = None
         self.status: wire.Status | None = None
-        self.model_path = ""
-        self.config_hash = ""
+        self.recoveries = Recoveries()
+        self._engine: tuple[wire.EngineState, str] = ("loading", "the engine core starts")
         self._on_progress = on_progress
+        self._draw_seed = draw_seed
         self._tokenizer = tokenizer
         self._texts = TextPool(workers=1)
         self._max_backlog_bytes = max_backlog_bytes
         self._loop = asyncio.get_running_loop()
-        self._streams: dict[str, Stream] = {}
-        self._unsent_aborts: set[str] = set()
         self._prefix = secrets.token_hex(6)
         self._count = 0
         self._inspections: dict[int, asyncio.Future[wire.Inspection]] = {}
-        self._status_at = 0.0
-        self._welcomed = asyncio.Event()
-        self._settled = asyncio.Event()
-        self._connection = Connection(
-            socket,
-            silence_s=silence_s,
-            on_message=self._handle,
-            on_dead=self._ended,
-            before_ping=self._flush_aborts,
+        self._lost_at: float | None = None
+        self._draining = False
+        ears = Ears(
+            message=self._handle,
+            ready=self._on_ready,
+            lost=self._on_lost,
+            ended=self._ended,
+            before_ping=self._requests.flush,
         )
+        self._requests = OpenRequests(lambda message: self._link.send(message))
+        self._link = Link(socket, name=name, silence_s=silence_s, return_s=return_s, ears=ears)
 
     @classmethod
     async def connect(
@@ -86,7 +90,9 @@ class AsyncClient:
         tokenizer: Tokenizer | None = None,
         on_progress: Callable[[wire.Progress], None] | None = None,
         max_backlog_bytes: int = DEFAULT_BACKLOG_BYTES,
-        silence_s: float = DEFAULT_SILENCE_S,
+        silence_s: float | None = None,
+        return_s: float = DEFAULT_RETURN_S,
+        draw_seed: Callable[[], int] = partial(secrets.randbits, SEED_BITS),
     ) -> AsyncClient:
         """Connect and wait for the core's welcome; the model may still load (wait_ready).
 
@@ -97,7 +103,10 @@ class AsyncClient:
             tokenizer: for text prompts; None: the model folder's, read when it is first needed.
             on_progress: called with each Progress of the start.
             max_backlog_bytes: most that may wait to be read of one generation; more aborts it.
-            silence_s: a core that says nothing for so long is dead.
+            silence_s: a core that says nothing for so long is lost; None: the server's --step-timeout.
+            return_s: seconds to look for another core when one is lost; 0: a loss is the end.
+            draw_seed: gives the seed, 0 .. 2**63 - 1, of each request that brings none and is not greedy. It is drawn
+                here, once, so that the request's result does not depend on which core continues it.
 
         Raises:
             EngineTimeout: no core answered.
@@ -105,15 +114,16 @@ class AsyncClient:
         """
         client = cls(
             socket,
+            name=name,
             max_backlog_bytes=max_backlog_bytes,
             silence_s=silence_s,
+            return_s=return_s,
             tokenizer=tokenizer,
             on_progress=on_progress,
+            draw_seed=draw_seed,
         )
         try:
-            client._connection.send(wire.Hello(wire.PROTOCOL, name))
-            await client._wait(client._welcomed, f"the welcome of the engine core at {socket}", deadline_s)
-            client._connection.start_pings()
+            await client._link.open(deadline_s)
         except BaseException:
             await client.close()
             raise
@@ -122,7 +132,50 @@ class AsyncClient:
     @property
     def fatal(self) -> wire.Fatal | None:
         """Why the engine is gone for this client; None while it lives."""
-        return self._connection.fatal
+        return self._link.fatal
+
+    @property
+    def lost(self) -> wire.Fatal | None:
+        """Why there is no core at the moment; None while there is one, and when all is over."""
+        return self._link.lost
+
+    @property
+    def ready(self) -> wire.Ready | None:
+        """What the engine said when it was up; None before."""
+        return self._link.ready
+
+    @property
+    def model_path(self) -> str:
+        """Folder of the model."""
+        return "" if self._link.welcome is None else self._link.welcome.model_path
+
+    @property
+    def config_hash(self) -> str:
+        """Of the configuration that the core runs."""
+        return "" if self._link.welcome is None else self._link.welcome.config_hash
+
+    @property
+    def signs(self) -> Signs:
+        """What is known of the engine's health from here."""
+        link, (engine, reason) = self._link, self._engine
+        return Signs(
+            dead=None if link.fatal is None else link.fatal.message,
+            was_ready=link.ready is not None,
+            lost=None if link.lost is None else link.lost.message,
+            silent_s=link.silent_s,
+            engine=engine,
+            reason=reason,
+        )
+
+    @property
+    def state(self) -> wire.EngineState:
+        """Of the engine, as far as known."""
+        return judge(self.signs)[0]
+
+    @property
+    def reason(self) -> str:
+        """Why, where the state is not "ready"."""
+        return judge(self.signs)[1]
 
     @property
     def model(self) -> wire.Model | None:
@@ -130,14 +183,9 @@ class AsyncClient:
         return None if self.ready is None else self.ready.model
 
     @property
-    def status_age_s(self) -> float:
-        """Seconds since the latest Status; infinite before the first."""
-        return time.monotonic() - self._status_at if self._status_at else float("inf")
-
-    @property
     def open_generations(self) -> int:
         """Generations that have not ended."""
-        return len(self._streams)
+        return len(self._requests)
 
     async def wait_ready(self, deadline_s: float) -> wire.Ready:
         """Wait until the engine takes requests.
@@ -146,15 +194,13 @@ class AsyncClient:
             EngineDead: it ended instead.
             EngineTimeout: `deadline_s` passed.
         """
-        await self._wait(self._settled, "the engine's readiness", deadline_s)
-        assert self.ready is not None
-        return self.ready
+        return await self._link.wait_ready(deadline_s)
 
     async def inspect(self, deadline_s: float) -> wire.Inspection:
         """Have the core check its invariants now.
 
         Raises:
-            EngineDead: the engine is gone.
+            EngineDead: the engine is gone, or lost before it answered.
             EngineTimeout: `deadline_s` passed.
         """
         self._count += 1
@@ -162,7 +208,7 @@ class AsyncClient:
         answer: asyncio.Future[wire.Inspection] = self._loop.create_future()
         self._inspections[seq] = answer
         try:
-            self._connection.send(wire.Inspect(seq))
+            self._link.send(wire.Inspect(seq))
             return await asyncio.wait_for(answer, deadline_s)
         except TimeoutError as error:
             raise EngineTimeout("the inspection of the engine core", deadline_s) from error
@@ -170,13 +216,19 @@ class AsyncClient:
             del self._inspections[seq]
 
     def drain(self) -> None:
-        """Ask the core to take nothing new; only the frontend that owns the core may.
+        """Ask the core, and any that follows, to take nothing new; only the frontend that owns the core may.
 
         Raises:
             EngineDead: the engine is gone.
             Backpressure: the core does not read.
         """
-        self._connection.send(wire.Drain())
+        self._draining = True
+        if self.lost is None:
+            self._link.send(wire.Drain())
+
+    def cut(self, fatal: wire.Fatal) -> None:
+        """The owner of the core knows that it is lost, or (final) that all is over."""
+        self._link.cut(fatal)
 
     def submit(
         self,
@@ -188,6 +240,8 @@ class AsyncClient:
         cache_salt: str | None = None,
     ) -> Generation:
         """Send a request of token ids; nothing is awaited, so that no cancellation can fall in between.
+
+        While a core is being replaced the request waits here for the next one.
 
         Args:
             prompt_ids: ids of the prompt.
@@ -203,23 +257,21 @@ class AsyncClient:
         """
         self._count += 1
         name = request_id if request_id is not None else f"{self._prefix}-{self._count:x}"
-        if name in self._streams:
+        if name in self._requests:
             raise RequestRejected("duplicate_id", f"request_id: {name!r} is in use", field="request_id")
         try:
             prompt = pack_ids(prompt_ids)
         except OverflowError as error:
             raise RequestRejected("invalid", "prompt: a token id does not fit 32 bits", field="prompt") from error
-        submit = wire.Submit(name, prompt, params, priority, cache_salt)
-        # An abort that could not be sent yet would end a new request of the same id.
-        self._flush_aborts()
-        if name in self._unsent_aborts:
-            raise RequestRejected("queue_full", "the engine core does not read", retry_after_s=1.0)
-        try:
-            self._connection.send(submit)
-        except Backpressure as error:
-            raise RequestRejected("queue_full", "the engine core does not read", retry_after_s=1.0) from error
-        stream = Stream(submit, self._loop, self._max_backlog_bytes, self._abort)
-        self._streams[name] = stream
+        if params.seed is None and not params.greedy:
+            params = msgspec.structs.replace(params, seed=self._draw_seed())
+        stream = Stream(
+            wire.Submit(name, prompt, params, priority, cache_salt), self._loop, self._max_backlog_bytes, self._abort
+        )
+        if self.lost is None:
+            self._requests.add(stream)
+        else:
+            self._requests.park(stream)
         return Generation(stream)
 
     async def tokenizer(self) -> Tokenizer:
@@ -272,7 +324,7 @@ class AsyncClient:
     async def close(self) -> None:
         """Leave: open generations end with EngineDead, the core aborts their requests."""
         self._texts.close()
-        await self._connection.close()
+        await self._link.close()
 
     async def __aenter__(self) -> AsyncClient:
         return self
@@ -280,45 +332,23 @@ class AsyncClient:
     async def __aexit__(self, *_: object) -> None:
         await self.close()
 
-    async def _wait(self, event: asyncio.Event, what: str, deadline_s: float) -> None:
-        try:
-            await asyncio.wait_for(event.wait(), deadline_s)
-        except TimeoutError as error:
-            raise EngineTimeout(what, deadline_s) from error
-        if self.fatal is not None:
-            raise EngineDead(self.fatal.message, self.fatal.code)
-
     def _abort(self, request_id: str) -> None:
-        if self._streams.pop(request_id, None) is not None:
-            self._unsent_aborts.add(request_id)
-            self._flush_aborts()
-
-    def _flush_aborts(self) -> None:
-        # A core that does not read now gets them with the next ping; one that is gone needs none.
-        if self._unsent_aborts:
-            with contextlib.suppress(Backpressure, EngineDead):
-                self._connection.send(wire.Abort(sorted(self._unsent_aborts)))
-                self._unsent_aborts.clear()
+        self._requests.abort(request_id, told=self.lost is None and self.fatal is None)
 
     def _handle(self, message: wire.CoreToClient) -> None:
         match message:
             case wire.Outputs():
-                self._on_outputs(message)
+                self._requests.feed(message)
             case wire.Status():
-                self.status, self.state, self.reason = message, message.state, message.reason
-                self._status_at = time.monotonic()
+                self.status, self._engine = message, (message.state, message.reason)
+                self.recoveries.note(message)
             case wire.Rejected():
-                self._on_rejected(message)
+                self._requests.reject(message)
             case _:
                 self._handle_rare(message)
 
     def _handle_rare(self, message: wire.CoreToClient) -> None:
         match message:
-            case wire.Ready():
-                self.ready, self.state, self.reason = message, "ready", ""
-                self._settled.set()
-            case wire.Welcome():
-                self._on_welcome(message)
             case wire.Inspection():
                 waiting = self._inspections.get(message.seq)
                 if waiting is not None and not waiting.done():
@@ -329,39 +359,28 @@ class AsyncClient:
             case _:
                 raise MalformedFrame(f"unexpected {type(message).__name__}")
 
-    def _on_welcome(self, message: wire.Welcome) -> None:
-        self.state, self.model_path, self.config_hash = message.state, message.model_path, message.config_hash
-        if message.protocol != wire.PROTOCOL:
-            known = f"the engine core speaks protocol {message.protocol}, this client {wire.PROTOCOL}"
-            self._connection.die("protocol", known)
-        self._welcomed.set()
+    def _on_ready(self, _: wire.Ready) -> None:
+        """A core, or a core's next executor, is ready; a new core is given all that is open."""
+        self._engine = ("ready", "")
+        if self._lost_at is None:
+            return
+        requests = self._requests.resubmit()
+        self.recoveries.core_replaced(self._loop.time() - self._lost_at, requests)
+        self._lost_at = None
+        if self._draining:
+            with contextlib.suppress(Backpressure, EngineDead):
+                self._link.send(wire.Drain())
 
-    def _on_outputs(self, message: wire.Outputs) -> None:
-        for output in message.items:
-            # What crosses an abort finds no stream.
-            stream = self._streams.get(output.request_id)
-            if stream is None:
-                continue
-            if output.finish is not None:
-                del self._streams[output.request_id]
-            stream.feed(output)
-
-    def _on_rejected(self, message: wire.Rejected) -> None:
-        stream = self._streams.pop(message.request_id, None)
-        if stream is not None:
-            error = RequestRejected(
-                message.code, message.message, message.field, message.limit, message.given, message.retry_after_s
-            )
-            stream.fail(error)
+    def _on_lost(self, fatal: wire.Fatal) -> None:
+        self._lost_at = self._loop.time()
+        self._requests.forget_unsent()
+        self._fail_inspections(fatal)
 
     def _ended(self, fatal: wire.Fatal) -> None:
-        self.state, self.reason = "dead", fatal.message
-        self._unsent_aborts.clear()
-        streams, self._streams = self._streams, {}
-        for stream in streams.values():
-            stream.fail(EngineDead(fatal.message, fatal.code))
+        self._requests.fail_all(fatal)
+        self._fail_inspections(fatal)
+
+    def _fail_inspections(self, fatal: wire.Fatal) -> None:
         for waiting in self._inspections.values():
             if not waiting.done():
                 waiting.set_exception(EngineDead(fatal.message, fatal.code))
-        self._welcomed.set()
-        self._settled.set()

@@ -20,9 +20,10 @@ from typing import Any, Final, Generic, TypeVar
 
 from engine_core.wire.client import Inspection, Output, Ready, Status
 from engine_core.wire.sampling import SamplingParams
-from frontend.async_client import DEFAULT_BACKLOG_BYTES, DEFAULT_SILENCE_S, AsyncClient
+from frontend.async_client import DEFAULT_BACKLOG_BYTES, AsyncClient
 from frontend.errors import EngineDead
 from frontend.generation import Delta, Generation, TextGeneration
+from frontend.link import DEFAULT_RETURN_S
 from frontend.tokenizer.base import Tokenizer
 
 __all__ = ["Answer", "AsyncClient", "Client"]
@@ -144,7 +145,8 @@ class Client:
         deadline_s: float = 10.0,
         tokenizer: Tokenizer | None = None,
         max_backlog_bytes: int = DEFAULT_BACKLOG_BYTES,
-        silence_s: float = DEFAULT_SILENCE_S,
+        silence_s: float | None = None,
+        return_s: float = DEFAULT_RETURN_S,
     ) -> None:
         self._loop = LoopThread()
         connecting = AsyncClient.connect(
@@ -154,6 +156,7 @@ class Client:
             tokenizer=tokenizer,
             max_backlog_bytes=max_backlog_bytes,
             silence_s=silence_s,
+            return_s=return_s,
         )
         try:
             self._client = self._loop.run(connecting)

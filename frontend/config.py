@@ -67,12 +67,22 @@ class ClientOptions(Struct, frozen=True, forbid_unknown_fields=True):
     ] = None
 
 
+class ReportOptions(Struct, frozen=True, forbid_unknown_fields=True):
+    """Reports of the start."""
+
+    report_dir: Annotated[
+        str | None,
+        Meta(description="folder for load.json, startup.json and kernels.json; also at GET /reports/..."),
+    ] = None
+
+
 class ServeConfig(Struct, frozen=True, forbid_unknown_fields=True):
     """All that `tercet serve` is told."""
 
     version: Literal[1] = 1
     http: HttpOptions = HttpOptions()
     client: ClientOptions = ClientOptions()
+    reports: ReportOptions = ReportOptions()
     engine: EngineConfig = EngineConfig()
 
 

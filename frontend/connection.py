@@ -37,26 +37,26 @@ class Connection:
 
     Args:
         path: the core's socket.
-        silence_s: a core that says nothing for so long is dead.
         on_message: called with each message, except Fatal.
         on_dead: called once, when `fatal` is set.
         before_ping: called before each ping.
 
     Attributes:
-        fatal: why nothing more will come; None while the core lives.
+        fatal: why nothing more will come from this core, None while it lives; final when no other core may follow.
+        silent_s: seconds since the core said something.
     """
 
     def __init__(
         self,
         path: Path,
         *,
-        silence_s: float,
         on_message: Callable[[CoreToClient], None],
         on_dead: Callable[[Fatal], None],
         before_ping: Callable[[], None],
     ) -> None:
         self.fatal: Fatal | None = None
-        self._silence_s = silence_s
+        self.silent_s = 0.0
+        self._silence_s = float("inf")
         self._on_message = on_message
         self._on_dead = on_dead
         self._before_ping = before_ping
@@ -81,14 +81,15 @@ class Connection:
             raise EngineDead(self.fatal.message, self.fatal.code)
         send_now(self._socket, self._encode(message))
 
-    def start_pings(self) -> None:
-        """Ping from now on, and take silence for death."""
+    def start_pings(self, silence_s: float) -> None:
+        """Ping from now on, and take silence of `silence_s` seconds for death."""
+        self._silence_s = silence_s
         self._own(self._ping())
 
-    def die(self, code: FatalCode, message: str) -> None:
-        """Nothing more comes from this core."""
+    def die(self, code: FatalCode, message: str, *, final: bool = False) -> None:
+        """Nothing more comes from this core; nor from any other, if that is final."""
         if self.fatal is None:
-            self.fatal = Fatal(code, message)
+            self.fatal = Fatal(code, message, final)
             self._on_dead(self.fatal)
 
     async def close(self) -> None:
@@ -97,7 +98,7 @@ class Connection:
             return
         with contextlib.suppress(Backpressure, EngineDead):
             self.send(Bye())
-        self.die("internal", "the client was closed")
+        self.die("internal", "the client was closed", final=True)
         for task in self._tasks:
             task.cancel()
         self._socket.disable_monitor()
@@ -115,16 +116,19 @@ class Connection:
         error = None if task.cancelled() else task.exception()
         if error is None:
             return
-        if not isinstance(error, MalformedFrame):
-            log.error("client of the engine core", exc_info=error)
-        self.die("protocol" if isinstance(error, MalformedFrame) else "internal", f"client: {error}")
+        if isinstance(error, MalformedFrame):
+            self.die("protocol", f"client: {error}")
+            return
+        log.error("client of the engine core", exc_info=error)
+        # A fault of this side would come again with the next core.
+        self.die("internal", f"client: {error}", final=True)
 
     async def _receive(self) -> None:
         while self.fatal is None:
             message = self._decode(await self._socket.recv())
             self._heard += 1
             if isinstance(message, Fatal):
-                self.die(message.code, message.message)
+                self.die(message.code, message.message, final=message.final)
             else:
                 self._on_message(message)
             if self._heard % FRAMES_PER_TURN == 0:
@@ -139,7 +143,7 @@ class Connection:
 
     async def _ping(self) -> None:
         # Silence is counted in turns of this loop, so that a program that held up its own loop blames no one.
-        silent_s, seq = 0.0, 0
+        seq = 0
         while self.fatal is None:
             heard = self._heard
             seq += 1
@@ -147,6 +151,6 @@ class Connection:
             with contextlib.suppress(Backpressure):
                 self.send(Ping(seq))
             await asyncio.sleep(CLIENT_PING_S)
-            silent_s = silent_s + CLIENT_PING_S if heard == self._heard else 0.0
-            if silent_s >= self._silence_s:
-                self.die("stalled", f"the engine core said nothing for {silent_s:g} s")
+            self.silent_s = self.silent_s + CLIENT_PING_S if heard == self._heard else 0.0
+            if self.silent_s >= self._silence_s:
+                self.die("stalled", f"the engine core said nothing for {self.silent_s:g} s")

@@ -8,8 +8,10 @@ from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
+from msgspec.structs import replace
+
 from engine_core.wire.child import Child
-from engine_core.wire.client import EngineState, Progress, Ready
+from engine_core.wire.client import Progress, Ready
 from engine_core.wire.config import EngineConfig, config_hash, write_config
 from engine_core.wire.errors import Backpressure
 from frontend.client import AsyncClient
@@ -23,6 +25,7 @@ from frontend.errors import (
     StartError,
     StartRefused,
 )
+from frontend.health import Signs
 from frontend.tokenizer.base import Tokenizer
 
 logger = logging.getLogger(__name__)
@@ -82,18 +85,10 @@ class EngineProcess:
         self._failure: StartError | None = None
 
     @property
-    def state(self) -> EngineState:
-        """What the engine can do now."""
-        if self._failure is not None:
-            return "dead"
-        return "loading" if self.client is None else self.client.state
-
-    @property
-    def reason(self) -> str:
-        """Why, where the state is not "ready"."""
-        if self._failure is not None:
-            return str(self._failure)
-        return "the engine core starts" if self.client is None else self.client.reason
+    def signs(self) -> Signs:
+        """What is known of the engine's health."""
+        known = Signs() if self.client is None else self.client.signs
+        return known if self._failure is None else replace(known, dead=str(self._failure))
 
     async def run(self) -> StartError:
         """Keep an engine running; gives why there is none any more.

@@ -30,6 +30,7 @@ class Stream:
     Attributes:
         submit: the request, as sent.
         received: all tokens that came.
+        sent: whether a core has been given the request.
         ended: no Output will be added.
     """
 
@@ -38,6 +39,7 @@ class Stream:
     ) -> None:
         self.submit = submit
         self.received = array("i")
+        self.sent = False
         self.ended = False
         self.loop = loop
         self._max_backlog_bytes = max_backlog_bytes
@@ -46,11 +48,21 @@ class Stream:
         self._waiting_bytes = 0
         self._error: FrontendError | None = None
         self._reader: asyncio.Future[None] | None = None
+        self._cached_tokens: int | None = None
+
+    def resumed(self) -> Submit:
+        """The submission that continues this request on another core: the tokens that came count as generated."""
+        return msgspec.structs.replace(self.submit, output=pack_ids(self.received), resumed=self.sent)
 
     def feed(self, output: Output) -> None:
         """Add an Output; too much that nobody read aborts the request."""
         if self.ended:
             return
+        if output.token_ids:
+            # What counts is what the first core found cached, not what a later one did when it computed all anew.
+            if self._cached_tokens is None:
+                self._cached_tokens = output.cached_tokens
+            output = _with_cached(output, self._cached_tokens)
         self.received.extend(output.token_ids)
         self._waiting.append(output)
         self._waiting_bytes += _cost(output)
@@ -131,7 +143,7 @@ class Generation:
 
     def resumed(self) -> Submit:
         """The submission that continues this request on another core: the tokens that came count as generated."""
-        return msgspec.structs.replace(self._stream.submit, output=pack_ids(self._stream.received))
+        return self._stream.resumed()
 
     def __aiter__(self) -> Generation:
         return self
@@ -303,6 +315,12 @@ class TextGeneration:
             cached_tokens=self._cached_tokens,
             times=times,
         )
+
+
+def _with_cached(output: Output, cached_tokens: int) -> Output:
+    if output.cached_tokens in (0, cached_tokens):
+        return output
+    return msgspec.structs.replace(output, cached_tokens=cached_tokens)
 
 
 def _cost(output: Output) -> int:

@@ -1,132 +1,127 @@
-"""The HTTP server: uvicorn with bounds on headers, our own handling of signals, and a way to drop a connection."""
+"""The HTTP server: uvicorn over bounded connections, with our own handling of signals."""
 
 from __future__ import annotations
 
 import contextlib
+import resource
 import socket
-from collections.abc import Iterator
-from typing import Any, Final
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any, Final, cast
 
-import msgspec
 import uvicorn
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from frontend.api.errors import INVALID, ErrorAnswer, ErrorBody
-from frontend.api.exchange import ABORT_EXTENSION
 from frontend.errors import PortUnavailable
+from frontend.http_protocol import BoundedProtocol, Cuts, HttpLimits
 
-KEEP_ALIVE_S: Final = 120
-MAX_HEADER_BYTES: Final = 65_536
-MAX_HEADERS: Final = 128
 BACKLOG: Final = 2048
 CLOSE_S: Final = 2
-
-
-class HeadersTooLarge(Exception):
-    """The head of a request passes a limit."""
-
-
-class BoundedProtocol(HttpToolsProtocol):
-    """uvicorn's protocol with limits on the head of a request.
-
-    The parser keeps an unfinished header to itself, so the bytes that came in are counted, not the headers it gave.
-    """
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401 - uvicorn's own signature
-        super().__init__(*args, **kwargs)
-        self._head_bytes = 0
-        self._in_head = True
-        self._ended = 0
-        self._too_large = False
-
-    def data_received(self, data: bytes) -> None:
-        """Parse, unless the head is already too large."""
-        if self.transport.is_closing():
-            return
-        before, ended = self._head_bytes, self._ended
-        super().data_received(data)
-        # Where a request ended in these bytes, most of them were its body.
-        if self._in_head and self._ended == ended and not self.transport.is_closing():
-            self._head_bytes = before + len(data)
-            if self._head_bytes > MAX_HEADER_BYTES:
-                self._too_large = True
-                self.send_400_response("")
-
-    def on_message_begin(self) -> None:
-        """A request begins."""
-        super().on_message_begin()
-        self._in_head = True
-        self._head_bytes = 0
-        self.scope["extensions"] = {ABORT_EXTENSION: {"call": self.transport.abort}}
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        """One whole header."""
-        self._head_bytes += len(name) + len(value)
-        if len(self.headers) >= MAX_HEADERS or self._head_bytes > MAX_HEADER_BYTES:
-            self._too_large = True
-            raise HeadersTooLarge
-        super().on_header(name, value)
-
-    def on_headers_complete(self) -> None:
-        """The head is done."""
-        self._in_head = False
-        if len(self.url) > MAX_HEADER_BYTES:
-            self._too_large = True
-            raise HeadersTooLarge
-        super().on_headers_complete()
-
-    def on_message_complete(self) -> None:
-        """The request is done; the next one's head begins."""
-        super().on_message_complete()
-        self._ended += 1
-        self._in_head = True
-        self._head_bytes = 0
-
-    def send_400_response(self, msg: str) -> None:
-        """Refuse what is no request, in the shape of all errors, and close."""
-        if self.transport.is_closing():
-            return
-        status, reason = ("431", "Request Header Fields Too Large") if self._too_large else ("400", "Bad Request")
-        text = f"the head of a request is at most {MAX_HEADERS} headers and {MAX_HEADER_BYTES} bytes"
-        body = msgspec.json.encode(ErrorAnswer(ErrorBody(text if self._too_large else msg, INVALID, None, None)))
-        head = (
-            f"HTTP/1.1 {status} {reason}\r\ncontent-type: application/json\r\n"
-            f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
-        )
-        self.transport.write(head.encode() + body)
-        self.transport.close()
+CHECK_S: Final = 1.0
+# uvicorn ticks ten times a second.
+TICKS_A_CHECK: Final = 10
+CHECKS_A_REPORT: Final = 10
+# A check this late means that the process itself was stopped, or held up.
+LATE_S: Final = 2.0
+# Descriptors for everything but HTTP connections: sockets of the engine, its replacement, files.
+RESERVED_DESCRIPTORS: Final = 64
+MAX_CONNECTIONS: Final = 65_536
+# Bytes that the system may hold for a client that does not read; the system's own limit is 16 times that.
+SEND_BUFFER: Final = 262_144
+# A peer that vanished: probes begin after KEEP_IDLE_S of silence; bytes must be acknowledged within USER_TIMEOUT_MS.
+KEEP_IDLE_S: Final = 30
+KEEP_INTERVAL_S: Final = 10
+KEEP_COUNT: Final = 3
+USER_TIMEOUT_MS: Final = 60_000
 
 
 class HttpServer(uvicorn.Server):
-    """uvicorn's server; signals are the caller's."""
+    """uvicorn's server; signals are the caller's.
+
+    Args:
+        config: of uvicorn.
+        cuts: the count of ended connections.
+    """
+
+    def __init__(self, config: uvicorn.Config, cuts: Cuts) -> None:
+        super().__init__(config)
+        self.cuts = cuts
+        self._checked_at: float | None = None
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         """Nothing is captured."""
         yield
 
+    async def on_tick(self, counter: int) -> bool:
+        """Hold all connections to their limits about once a second."""
+        if counter % TICKS_A_CHECK == 0:
+            self._check()
+        if counter % (TICKS_A_CHECK * CHECKS_A_REPORT) == 0:
+            self.cuts.report()
+        return await super().on_tick(counter)
 
-def make_server(app: Any) -> HttpServer:  # noqa: ANN401 - an ASGI application
-    """A server for `app`, to be run with `serve(sockets=[...])`."""
+    def _check(self) -> None:
+        connections = cast("list[BoundedProtocol]", list(self.server_state.connections))
+        if not connections:
+            self._checked_at = None
+            return
+        now = connections[0].loop.time()
+        late = 0.0 if self._checked_at is None else now - self._checked_at - CHECK_S
+        self._checked_at = now
+        for connection in connections:
+            if late > LATE_S:
+                connection.forgive(late)
+            else:
+                connection.check(now)
+
+
+def make_server(
+    app: Any,  # noqa: ANN401 - an ASGI application
+    limits: HttpLimits | None = None,
+    on_cut: Callable[[str], None] = lambda _: None,
+) -> HttpServer:
+    """A server for `app`, to be run with `serve(sockets=[...])`.
+
+    Args:
+        app: the application.
+        limits: of each connection; default: HttpLimits with as many connections as there are descriptors.
+        on_cut: called with the reason for each connection that the server ends.
+    """
+    cuts = Cuts(on_cut)
+    limits = limits or HttpLimits(connections=connection_limit())
     config = uvicorn.Config(
         app,
         loop="none",
-        http=BoundedProtocol,
+        http=cast("type[BoundedProtocol]", partial(BoundedProtocol, limits=limits, cuts=cuts)),
         ws="none",
         lifespan="off",
         log_config=None,
         access_log=False,
         proxy_headers=False,
         server_header=False,
-        timeout_keep_alive=KEEP_ALIVE_S,
+        timeout_keep_alive=int(limits.idle_s),
         timeout_graceful_shutdown=CLOSE_S,
         backlog=BACKLOG,
     )
-    return HttpServer(config)
+    return HttpServer(config, cuts)
+
+
+def raise_descriptor_limit() -> None:
+    """Let the process open as many descriptors as it may; each connection takes one."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def connection_limit() -> int:
+    """How many connections the process has descriptors for, beside what it needs itself."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY:
+        return MAX_CONNECTIONS
+    return max(1, min(MAX_CONNECTIONS, soft - RESERVED_DESCRIPTORS))
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """A listening socket.
+    """A listening socket; connections inherit its options.
 
     Raises:
         PortUnavailable: the address is unknown or taken.
@@ -140,6 +135,7 @@ def bind(host: str, port: int) -> socket.socket:
     listener = socket.socket(family, kind, protocol)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        _set_options(listener)
         listener.bind(address)
         listener.listen(BACKLOG)
     except OSError as error:
@@ -147,3 +143,15 @@ def bind(host: str, port: int) -> socket.socket:
         raise PortUnavailable(host, port, error.strerror or str(error)) from error
     listener.setblocking(False)
     return listener
+
+
+def _set_options(listener: socket.socket) -> None:
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in (
+        (socket.TCP_KEEPIDLE, KEEP_IDLE_S),
+        (socket.TCP_KEEPINTVL, KEEP_INTERVAL_S),
+        (socket.TCP_KEEPCNT, KEEP_COUNT),
+        (socket.TCP_USER_TIMEOUT, USER_TIMEOUT_MS),
+    ):
+        listener.setsockopt(socket.IPPROTO_TCP, option, value)

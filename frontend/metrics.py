@@ -79,6 +79,12 @@ class Metrics:
         self._rejections = Counter(
             "tercet_admission_rejections", "Requests refused.", ["model_name", "reason"], registry=self._registry
         )
+        self._cuts = Counter(
+            "tercet_http_connections_ended",
+            "Connections that the server ended, by the limit they passed.",
+            ["model_name", "reason"],
+            registry=self._registry,
+        )
         self.finished = {reason: self._success.labels(model_name, reason) for reason in REASONS}
         self.first_token = self._histogram("time_to_first_token_seconds", "Request to first token.", FIRST_TOKEN_S)
         self.inter_token = self._histogram("inter_token_latency_seconds", "Between tokens of an answer.", TOKEN_S)
@@ -106,6 +112,10 @@ class Metrics:
     def rejected(self, reason: str) -> None:
         """A request was refused; `reason` is one of the server's own codes."""
         self._rejections.labels(self._model, reason).inc()
+
+    def connection_cut(self, reason: str) -> None:
+        """A connection was ended; `reason` is one of the server's own words."""
+        self._cuts.labels(self._model, reason).inc()
 
     def answer_ended(self, times: RequestTimes | None, tokens: int) -> None:
         """One answer of a request ended in the engine."""

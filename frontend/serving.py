@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import logging
 import os
-import resource
 import signal
 import socket
 import sys
@@ -23,13 +22,14 @@ from setproctitle import setproctitle
 from engine_core.wire.client import Ready
 from engine_core.wire.config import TextFacts
 from engine_core.wire.transport import CORE_SOCKET
+from frontend.api.reports import write_reports
 from frontend.api.service import Service
 from frontend.api.texts import Texts
 from frontend.app import create_app
 from frontend.config import MASK, ServeConfig, served_names
 from frontend.engine_process import CORE_MODULE, EngineProcess
 from frontend.errors import EngineDead, EngineFailed, ServerStopping, StartError, UsageError
-from frontend.http_server import bind, make_server
+from frontend.http_server import bind, make_server, raise_descriptor_limit
 from frontend.metrics import Metrics
 from frontend.model_folder import ModelFolder
 from frontend.progress import StartProgress
@@ -104,6 +104,7 @@ def prepare(config: ServeConfig, say: Callable[[str], None]) -> Prepared:
         url = _url(listener)
         say(f"listening on {url}")
         check_client_socket(config.client.client_socket)
+        check_report_dir(config.reports.report_dir)
         weights = config.engine.model.load_format != "dummy"
         template = Path(config.http.chat_template) if config.http.chat_template else None
         folder = ModelFolder.open(Path(config.engine.model.model), chat_template=template, weights=weights)
@@ -143,6 +144,22 @@ def check_client_socket(path: str | None) -> None:
     raise UsageError(f"--client-socket: {path}: another server listens there")
 
 
+def check_report_dir(path: str | None) -> None:
+    """Make the folder for reports.
+
+    Raises:
+        UsageError: it cannot be made, or not written.
+    """
+    if path is None:
+        return
+    try:
+        Path(path).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"--report-dir: {path}: {error.strerror or error}") from error
+    if not os.access(path, os.W_OK | os.X_OK):
+        raise UsageError(f"--report-dir: {path}: the folder cannot be written")
+
+
 def process_title(argv: Sequence[str]) -> str:
     """The command line as `ps` shows it, API keys masked."""
     words: list[str] = []
@@ -155,12 +172,6 @@ def process_title(argv: Sequence[str]) -> str:
         else:
             words.append(word)
     return " ".join(["tercet", *words])
-
-
-def raise_descriptor_limit() -> None:
-    """Let the process open as many descriptors as it may; each connection takes one."""
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 class Server:
@@ -203,7 +214,7 @@ class Server:
         names = served_names(config)
         metrics = Metrics(names[0], lambda: None if self._engine.client is None else self._engine.client.status)
         self._service = Service(config.http, names, self._engine, metrics)
-        self._http = make_server(create_app(self._service, prepared.texts, version))
+        self._http = make_server(create_app(self._service, prepared.texts, version), on_cut=metrics.connection_cut)
         self._signals = 0
         self._stop = asyncio.Event()
         self._hurry = asyncio.Event()
@@ -237,6 +248,9 @@ class Server:
 
     def _on_ready(self, ready: Ready) -> None:
         self._progress.close()
+        report_dir = self._prepared.config.reports.report_dir
+        if report_dir is not None:
+            write_reports(Path(report_dir), ready)
         name = self._service.names[0]
         seconds = time.monotonic() - self._started
         self._say(

@@ -10,6 +10,9 @@ from model_executor.errors import MemoryTooSmall
 
 # Share of the memory that is free after the weights are loaded, for the KV cache, when no option tells.
 DEFAULT_SHARE = {"cpu": 0.4, "cuda": 0.85}
+# On CPU the cache shares the machine with others, and a full pool keeps what it once held: unless one sequence needs
+# more, it stays small.
+DEFAULT_CPU_BYTES = 512 * 2**20
 
 
 @dataclass(frozen=True)
@@ -43,8 +46,9 @@ def size_pool(options: CacheOptions, needs: PoolNeeds, device_type: str, free_by
     """How many blocks the KV pool gets, the scratch block not counted.
 
     `num_kv_blocks` decides, else `kv_cache_memory_bytes` (scratch block included), else a share of the free memory
-    (DEFAULT_SHARE) up to what max_num_seqs sequences of max_model_len can use. On CPU the pages of the pool are taken
-    from the machine as they are first written.
+    (DEFAULT_SHARE) up to what max_num_seqs sequences of max_model_len can use; on CPU up to DEFAULT_CPU_BYTES, or one
+    sequence of max_model_len where that is more. There the pages of the pool are taken from the machine as they are
+    first written.
 
     Args:
         options: of the cache.
@@ -66,6 +70,8 @@ def size_pool(options: CacheOptions, needs: PoolNeeds, device_type: str, free_by
         _check_fits(options, blocks, needs, free)
     else:
         budget = int(free * DEFAULT_SHARE[device_type])
+        if device_type == "cpu":
+            budget = min(budget, max(DEFAULT_CPU_BYTES, (needs.sequence_blocks + 1) * needs.block_bytes))
         blocks = min(budget // needs.block_bytes - 1, needs.most_blocks)
         source = f"{DEFAULT_SHARE[device_type]:.0%} of {free} free bytes"
     if blocks < needs.sequence_blocks:

@@ -26,9 +26,11 @@ from model_executor.device import (
     use_threads,
 )
 from model_executor.kv_cache import KVCache, LayerShape
+from model_executor.marks import MarkedTable, mark_model
 from model_executor.memory import PoolNeeds, size_pool
 from model_executor.models.decoder import Decoder, build_model
 from model_executor.models.spec import ModelSpec, resolve_dtype
+from model_executor.profiler import ProfiledRunner, StepProfiler
 from model_executor.runner import Runner
 from model_executor.slots import SlotLimits, Slots
 from model_executor.weights.dummy import dummy_weights
@@ -48,10 +50,16 @@ class Executor:
     Attributes:
         runner: takes plans.
         ready: what the core is told.
+        model: with its weights.
+        plan: the blocks that the model holds.
+        cache: of its blocks.
     """
 
-    runner: Runner
+    runner: Runner | ProfiledRunner
     ready: ExecutorReady
+    model: Decoder
+    plan: LayerPlan
+    cache: KVCache
 
 
 class PhaseClock:
@@ -76,7 +84,15 @@ class PhaseClock:
         self._progress(name, 1, 1, "steps")
 
 
-def bring_up(config: EngineConfig, spec: ModelSpec, epoch: int, clock: PhaseClock, progress: Progress) -> Executor:
+def bring_up(
+    config: EngineConfig,
+    spec: ModelSpec,
+    epoch: int,
+    clock: PhaseClock,
+    progress: Progress,
+    *,
+    table: KernelTable | None = None,
+) -> Executor:
     """Build the model, load it, allocate the cache and warm up.
 
     Args:
@@ -85,6 +101,7 @@ def bring_up(config: EngineConfig, spec: ModelSpec, epoch: int, clock: PhaseCloc
         epoch: incarnation of this executor.
         clock: measures the phases.
         progress: of the load.
+        table: the kernels to choose from; None: all.
 
     Raises:
         ModelRefused: model, device, dtype or memory cannot be honoured.
@@ -99,7 +116,8 @@ def bring_up(config: EngineConfig, spec: ModelSpec, epoch: int, clock: PhaseCloc
     check_dtype(dtype, device)
     plan = choose_layers(spec, config.model)
     planned = time.monotonic()
-    table = KernelTable()
+    profiler = _profiler(config, device)
+    table = table or (KernelTable() if profiler is None else MarkedTable())
     model = build_model(spec, plan, chooser(table, dtype, device, config.cache.block_size), dtype, device)
     built = time.monotonic()
     report = _load(config, model, spec, plan, progress)
@@ -116,8 +134,13 @@ def bring_up(config: EngineConfig, spec: ModelSpec, epoch: int, clock: PhaseCloc
     runner = Runner(
         model, cache, slots, sample_vocab_size=_sample_vocab_size(config, spec), max_num_batched_tokens=tokens
     )
+    if profiler is not None:
+        mark_model(model, plan)
     with clock.phase("warm_up"):
-        runner.warm_up()
+        if profiler is None:
+            runner.warm_up()
+        else:
+            profiler.run(runner.warm_up, None)
     began = time.monotonic()
     runner.warm_up()
     clock.seconds["warm_run"] = time.monotonic() - began
@@ -135,7 +158,18 @@ def bring_up(config: EngineConfig, spec: ModelSpec, epoch: int, clock: PhaseCloc
         memory={"weights": weight_bytes(model), "kv_cache": cache.nbytes, "buffers": slots.nbytes},
     )
     log.info("memory in bytes: %s", ", ".join(f"{name} {size}" for name, size in ready.memory.items()))
-    return Executor(runner, ready)
+    return Executor(
+        runner=runner if profiler is None else ProfiledRunner(runner, profiler),
+        ready=ready,
+        model=model,
+        plan=plan,
+        cache=cache,
+    )
+
+
+def _profiler(config: EngineConfig, device: torch.device) -> StepProfiler | None:
+    path = config.executor.profile_file
+    return None if path is None else StepProfiler(Path(path), device)
 
 
 def weight_bytes(model: torch.nn.Module) -> int:

@@ -2,7 +2,8 @@
 
 A client opens with Hello and gets a Welcome; when the executor is up it gets a Ready. It then sends Submit and Abort
 and receives Outputs and Rejected. A request id is the client's own: ids of two clients never meet. Every request that
-was submitted ends in exactly one of: an Output with `finish` set, a Rejected, or a Fatal that ends all.
+was submitted ends in exactly one of: an Output with `finish` set, a Rejected, or a Fatal that ends all. When a core is
+lost without a final Fatal, the client submits what is open to its successor, with the tokens received so far.
 """
 
 from __future__ import annotations
@@ -46,6 +47,7 @@ class Submit(Struct, frozen=True, array_like=True, tag="submit"):
         cache_salt: requests share cached prefixes only with requests of the same salt.
         output: tokens that an earlier incarnation of the core already produced, packed as the prompt is;
             they count against max_tokens and are not sent again.
+        resumed: an earlier incarnation of the core had taken it: no queue is too full for it, and a drain takes it.
     """
 
     request_id: RequestId
@@ -54,6 +56,7 @@ class Submit(Struct, frozen=True, array_like=True, tag="submit"):
     priority: Annotated[int, Meta(ge=-(2**31), lt=2**31)] = 0
     cache_salt: Annotated[str, Meta(min_length=1, max_length=256)] | None = None
     output: bytes = b""
+    resumed: bool = False
 
 
 class Abort(Struct, frozen=True, array_like=True, tag="abort"):
@@ -115,12 +118,16 @@ class Welcome(Struct, frozen=True, array_like=True, tag="welcome"):
         config_hash: of the configuration the core runs.
         state: of the engine now.
         model_path: the model folder, so that a client can load the tokenizer.
+        owner_pid: the process that would start another core; 0: none.
+        step_timeout: seconds of silence that are no death yet.
     """
 
     protocol: int
     config_hash: str
     state: EngineState
     model_path: str
+    owner_pid: int = 0
+    step_timeout: float = 0.0
 
 
 class Progress(Struct, frozen=True, array_like=True, tag="progress"):
@@ -243,6 +250,9 @@ class Status(Struct, frozen=True, array_like=True, tag="status"):
         malformed_frames, stale_results: frames dropped.
         prompt_tokens, cached_tokens, generation_tokens, preemptions: counters.
         prefix_queries, prefix_hits: prompt tokens looked up in the prefix cache, and found.
+        executor_restarts: executors that took the place of a lost one and became ready.
+        recovered: requests computed again because of that, each counted each time.
+        recovery_s: seconds from the latest loss to its replacement's readiness; recovery_total_s: the sum of all.
     """
 
     seq: int
@@ -272,6 +282,10 @@ class Status(Struct, frozen=True, array_like=True, tag="status"):
     preemptions: int = 0
     prefix_queries: int = 0
     prefix_hits: int = 0
+    executor_restarts: int = 0
+    recovered: int = 0
+    recovery_s: float = 0.0
+    recovery_total_s: float = 0.0
 
 
 STEP_TIME_BOUNDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
@@ -299,15 +313,18 @@ class Inspection(Struct, frozen=True, array_like=True, tag="inspection"):
 
 
 class Fatal(Struct, frozen=True, array_like=True, tag="fatal"):
-    """The engine ends; every request of the client is lost.
+    """The core ends, or has forgotten this client.
 
     Attributes:
         code: "start_refused" (model or configuration cannot be honoured), "executor_died", "internal".
         message: one line for the operator.
+        final: every request of the client is lost. Otherwise the client keeps them, says hello again (another core may
+            come to the same socket), and submits them anew with the tokens it has.
     """
 
     code: FatalCode
     message: str
+    final: bool = True
 
 
 ClientToCore = Hello | Submit | Abort | Ping | Bye | Drain | Inspect

@@ -60,7 +60,10 @@ class CacheOptions(Struct, frozen=True, forbid_unknown_fields=True):
     block_size: Annotated[int, Meta(ge=1, le=1024, description="tokens a KV block")] = 16
     num_kv_blocks: Annotated[Positive | None, Meta(description="KV blocks; default: from the memory budget")] = None
     kv_cache_memory_bytes: Annotated[
-        Bytes | None, Meta(description="memory for the KV cache; default: a share of what is free")
+        Bytes | None,
+        Meta(
+            description="memory for the KV cache; default: 512 MiB on CPU (more if one sequence needs it), 85 % of what is free on CUDA"
+        ),
     ] = None
     enable_prefix_caching: Annotated[bool, Meta(description="reuse the KV blocks of equal prompt beginnings")] = True
 
@@ -95,6 +98,10 @@ class ExecutorOptions(Struct, frozen=True, forbid_unknown_fields=True):
     cpu_threads: Annotated[
         Annotated[int, Meta(ge=1, le=1024)] | None, Meta(description="threads of a step on CPU; default: the cores")
     ] = None
+    profile_file: Annotated[
+        Annotated[str, Meta(min_length=1)] | None,
+        Meta(description="file for a line of profile for each step, which then takes several times as long"),
+    ] = None
 
 
 class Deadlines(Struct, frozen=True, forbid_unknown_fields=True):
@@ -106,6 +113,22 @@ class Deadlines(Struct, frozen=True, forbid_unknown_fields=True):
     step_timeout: Annotated[float, Meta(gt=0, le=86400, description="seconds for one step; more counts as a hang")] = (
         300.0
     )
+
+
+class RecoveryOptions(Struct, frozen=True, forbid_unknown_fields=True):
+    """What follows when a process is lost."""
+
+    max_restarts: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=1000,
+            description="replacements of a lost process in 10 minutes, of core and executor each; 0: end at once",
+        ),
+    ] = 3
+
+
+RESTART_WINDOW_S = 600.0
 
 
 class TextFacts(Struct, frozen=True, forbid_unknown_fields=True):
@@ -129,6 +152,7 @@ class EngineConfig(Struct, frozen=True, forbid_unknown_fields=True):
     scheduler: SchedulerOptions = SchedulerOptions()
     executor: ExecutorOptions = ExecutorOptions()
     deadlines: Deadlines = Deadlines()
+    recovery: RecoveryOptions = RecoveryOptions()
     text: TextFacts = TextFacts()
 
 

@@ -9,6 +9,12 @@ from msgspec import Struct
 Phase = Literal["start", "plan", "load", "kv_cache", "warm_up", "capture", "build", "warm_run"]
 """Parts of a start that do not overlap. warm_up: the first run of a step; warm_run: the same step once more."""
 
+PageCacheState = Literal["cold", "partly", "warm", "unknown"]
+
+# Read-ahead leaves a few pages behind, and the kernel may have dropped a few.
+COLD = 0.05
+WARM = 0.95
+
 TensorState = Literal[
     "loaded", "fused", "tied", "generated", "skipped_by_plan", "ignored_by_rule", "missing", "unexpected"
 ]
@@ -65,6 +71,13 @@ class LoadReport(Struct, frozen=True):
     page_cache: float | None
     seconds: dict[str, float]
     classes: list[str] = []
+
+
+def page_cache_state(share: float | None) -> PageCacheState:
+    """What the share of a load's bytes that were in memory before says: "unknown" where the kernel did not tell."""
+    if share is None:
+        return "unknown"
+    return "cold" if share < COLD else "warm" if share > WARM else "partly"
 
 
 class KernelCandidate(Struct, frozen=True):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, Final, TypeVar
 
 from starlette.datastructures import Headers
@@ -16,8 +16,8 @@ from frontend.errors import BodyTooLarge, ClientGone, FrontendError, InvalidRequ
 
 T = TypeVar("T")
 
-# ASGI extension of frontend/http_server.py: ends a connection whose client does not read.
-ABORT_EXTENSION: Final = "tercet.abort"
+# ASGI extension of frontend/http_protocol.py: "abort" ends the connection, "reason" says why the server ended it.
+CONNECTION: Final = "tercet.connection"
 DROP_S: Final = 1.0
 
 
@@ -35,7 +35,7 @@ class Exchange:
         self._scope = scope
         self._receive = receive
         self._running = running
-        self._abort = scope.get("extensions", {}).get(ABORT_EXTENSION, {}).get("call")
+        self._connection: Mapping[str, Callable[[], Any]] = scope.get("extensions", {}).get(CONNECTION, {})
         self._answer: Cuttable | None = None
 
     async def body(self, limit: int) -> bytes:
@@ -82,7 +82,7 @@ class Exchange:
         try:
             await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
             if not task.done():
-                answer.cut(ClientGone("the client left"))
+                answer.cut(self._departure())
                 await asyncio.wait({task})
             if task.cancelled() and answer.reason is not None:
                 raise answer.reason
@@ -104,10 +104,14 @@ class Exchange:
 
     async def drop(self) -> None:
         """End the connection at once; what is still to be sent is lost."""
-        if self._abort is not None:
-            self._abort()
+        if "abort" in self._connection:
+            self._connection["abort"]()
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._gone(), DROP_S)
+
+    def _departure(self) -> ClientGone:
+        reason = self._connection["reason"]() if "reason" in self._connection else None
+        return ClientGone("the client left" if reason is None else f"the connection was ended: {reason}")
 
     async def _gone(self) -> None:
         while (await self._receive())["type"] != "http.disconnect":

@@ -16,8 +16,6 @@ from frontend.errors import ModelUnknown, NotReady
 from frontend.metrics import CONTENT_TYPE
 
 INSPECT_DEADLINE_S: Final = 5.0
-# The core reports twice a second; a report older than this says that it hangs.
-SILENCE_S: Final = 3.0
 
 
 class Health(Struct, frozen=True):
@@ -92,14 +90,14 @@ class Ops:
         return self._state()
 
     async def health(self, _: Request) -> Response:
-        """200 while requests are taken and the engine makes progress; no request is ever sent to find out."""
+        """200 while requests are taken and the engine makes progress; no request is ever sent to find out.
+
+        The states, and how soon each shows: frontend/health.py.
+        """
         return self._state()
 
     def _state(self) -> Response:
         state, reason = self._service.state()
-        client = self._service.engine.client
-        if state == "ready" and client is not None and client.status is not None and client.status_age_s > SILENCE_S:
-            state, reason = "stalled", f"the engine core said nothing for {client.status_age_s:.1f} s"
         if state == "ready":
             return _json(Health(state))
         response = _json(Health(state, reason), 503)

@@ -54,10 +54,11 @@ class Running:
 
     async def wait_idle(self, seconds: float) -> bool:
         """Wait until none is left, at most `seconds`; whether none is."""
-        if not self._answers:
-            return True
         try:
-            await asyncio.wait_for(self._idle.wait(), seconds)
+            async with asyncio.timeout(seconds):
+                # An answer may begin in the moment in which the last one ends.
+                while self._answers:
+                    await self._idle.wait()
         except TimeoutError:
             return False
         return True

@@ -8,11 +8,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
+from msgspec.structs import replace
+
 from engine_core.wire.client import EngineState, Model
 from frontend.api.running import Running
 from frontend.client import AsyncClient
 from frontend.config import HttpOptions
 from frontend.errors import NotReady
+from frontend.health import TAKING, Signs, judge
 from frontend.metrics import Metrics
 
 RETRY_AFTER_S: Final = 2.0
@@ -23,12 +26,8 @@ class Engine(Protocol):
     """The engine as the endpoints see it, whatever stands behind it at the moment."""
 
     @property
-    def state(self) -> EngineState:
-        """What it can do now."""
-
-    @property
-    def reason(self) -> str:
-        """Why, where the state is not "ready"."""
+    def signs(self) -> Signs:
+        """What is known of its health."""
 
     @property
     def client(self) -> AsyncClient | None:
@@ -61,12 +60,10 @@ class Service:
 
     def state(self) -> tuple[EngineState, str]:
         """The state for readers, and the reason where it is not "ready"."""
-        if self.draining:
-            return "draining", "the server is shutting down"
-        return self.engine.state, self.engine.reason
+        return judge(replace(self.engine.signs, draining=self.draining))
 
     def ready_client(self) -> tuple[AsyncClient, Model]:
-        """The connection to submit to.
+        """The connection to submit to; while a process is replaced requests are taken, and wait.
 
         Raises:
             NotReady: nothing is taken now.
@@ -74,7 +71,7 @@ class Service:
         state, reason = self.state()
         client = self.engine.client
         model = client.model if client is not None else None
-        if state != "ready" or client is None or model is None:
+        if state not in TAKING or client is None or model is None:
             raise NotReady(state, reason, RETRY_AFTER_S)
         return client, model
 

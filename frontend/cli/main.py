@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from typing import Final, NoReturn, Protocol, cast
 
 from frontend.cli.options import nearest
+from frontend.cli.tool import hand_over
 from frontend.cli.version import package_version
 from frontend.errors import StartError, UsageError
 
@@ -23,7 +24,11 @@ EXIT_INTERRUPTED: Final = 130
 COMMANDS: Final = {
     "serve": "frontend.cli.serve",
     "chat": "frontend.cli.chat",
+    "plan": "frontend.cli.plan",
+    "cut": "frontend.cli.cut",
 }
+# Programs of another package: they read their own flags.
+TOOLS: Final = frozenset({"plan", "cut"})
 
 
 class Parser(argparse.ArgumentParser):
@@ -60,6 +65,8 @@ def _run(given: list[str]) -> int:
     first = next((word for word in given if not word.startswith("-")), None)
     if first is not None and first not in COMMANDS:
         raise UsageError(f"{PROG}: no command {first!r}{nearest(first, list(COMMANDS))}; known: {', '.join(COMMANDS)}")
+    if first in TOOLS and given[0] == first:
+        hand_over(importlib.import_module(COMMANDS[first]).MODULE, given[1:])
     wanted = {first: COMMANDS[first]} if first is not None else COMMANDS
     modules = {name: cast("Command", importlib.import_module(module)) for name, module in wanted.items()}
     parser, subparsers = _parser()

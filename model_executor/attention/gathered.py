@@ -82,7 +82,9 @@ class GatheredAttention(ABC):
         window, size = self.problem.window, cache.block_size
         view = batch.once(("group", group.first, window), lambda: group_view(batch, group, window, size))
         per_head = query.view(query.shape[0], self.problem.num_kv_heads, -1, self.problem.head_dim)
-        return self.decode(per_head, _gather(cache.key, view), _gather(cache.value, view), view.mask).reshape(query.shape)
+        return self.decode(per_head, _gather(cache.key, view), _gather(cache.value, view), view.mask).reshape(
+            query.shape
+        )
 
     def _row(self, query: Tensor, cache: LayerCache, batch: BatchInputs, row: int) -> Tensor:
         window, size = self.problem.window, cache.block_size
@@ -92,29 +94,21 @@ class GatheredAttention(ABC):
 
 def group_view(batch: BatchInputs, group: DecodeGroup, window: int | None, block_size: int) -> View:
     """What the decode rows of a group read."""
-    length = group.context_len
+    rows, length = slice(group.first, group.last), group.context_len
+    ends, table = batch.context_lens[rows, None], batch.block_tables[rows]
     blocks = -(-length // block_size)
-    table = batch.block_tables[group.first : group.last]
+    if window is None or window >= length:
+        equal = batch.context_lens_host[group.last - 1] == length
+        seen = None if equal else (torch.arange(length, device=ends.device) < ends)[:, None, None]
+        return View(table[:, :blocks], 0, length, seen)
     # A window that begins at the last place of a block touches one block more than its length fills.
-    touched = blocks if window is None else -(-(window - 1) // block_size) + 1
-    ends = batch.context_lens[group.first : group.last, None]
-    if window is None or touched >= blocks:
-        places = torch.arange(length, device=ends.device)
-        if window is None or window >= length:
-            return View(table[:, :blocks], 0, length, _beyond(batch, group, places, ends))
-        return View(table[:, :blocks], 0, length, ((places < ends) & (places >= ends - window))[:, None, None])
+    touched = min(blocks, -(-(window - 1) // block_size) + 1)
     first_blocks = (ends - window).clamp(min=0) // block_size
     wanted = first_blocks + torch.arange(touched, device=ends.device)
     places = first_blocks * block_size + torch.arange(touched * block_size, device=ends.device)
     # Past a row's last block the table may end; those places lie beyond the context, so any block will do.
     chosen = table.gather(1, wanted.clamp(max=table.shape[1] - 1))
     return View(chosen, 0, touched * block_size, ((places < ends) & (places >= ends - window))[:, None, None])
-
-
-def _beyond(batch: BatchInputs, group: DecodeGroup, places: Tensor, ends: Tensor) -> Tensor | None:
-    """The mask without a window; None when all rows are as long as the longest."""
-    shortest = batch.context_lens_host[group.last - 1]
-    return None if shortest == group.context_len else (places < ends)[:, None, None]
 
 
 def row_view(batch: BatchInputs, row: int, window: int | None, block_size: int) -> View:

@@ -105,7 +105,7 @@ class MlaAbsorbed:
         head_bytes = context * (problem.nope_dim + problem.rope_dim + problem.value_dim) * latents.element_size()
         portion = max(1, EXPANDED_BYTES // head_bytes)
         latent, rope = torch.split(latents, [problem.kv_rank, problem.rope_dim], dim=-1)
-        parts = []
+        parts: list[Tensor] = []
         for heads in torch.split(weights, portion, dim=1):
             made = (latent @ heads.flatten(1)).view(context, heads.shape[1], -1)
             nope, value = torch.split(made, [problem.nope_dim, problem.value_dim], dim=-1)
@@ -116,9 +116,8 @@ class MlaAbsorbed:
         return torch.cat(parts, dim=1)
 
     def _dense(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> Tensor:
-        output = F.scaled_dot_product_attention(
-            *(x.transpose(0, 1)[None] for x in (query, key, value)), attn_mask=mask, scale=self._problem.scale
-        )
+        query, key, value = (x.transpose(0, 1)[None] for x in (query, key, value))
+        output = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=self._problem.scale)
         return output[0].transpose(0, 1)
 
 

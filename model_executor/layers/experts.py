@@ -143,9 +143,9 @@ class ExpertsSpec:
             reasons.append(f"device {problem.device}: runs on {', '.join(sorted(self.devices))}")
         if self.dtypes is not None and problem.dtype not in self.dtypes:
             reasons.append(f"dtype {problem.dtype}: takes {', '.join(sorted(map(str, self.dtypes)))}")
-        for name in ("hidden_size", "intermediate_size"):
-            if getattr(problem, name) % self.width_multiple:
-                reasons.append(f"{name} {getattr(problem, name)}: no multiple of {self.width_multiple}")
+        widths = {"hidden_size": problem.hidden_size, "intermediate_size": problem.intermediate_size}
+        odd = {name: width for name, width in widths.items() if width % self.width_multiple}
+        reasons += [f"{name} {width}: no multiple of {self.width_multiple}" for name, width in odd.items()]
         if not reasons and (reason := self.available()):
             reasons.append(reason)
         return tuple(reasons)

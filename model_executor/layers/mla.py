@@ -11,7 +11,7 @@ from model_executor.layers.attention import KernelChooser
 from model_executor.layers.linear import Linear
 from model_executor.layers.norm import make_norm
 from model_executor.layers.rotary import Rotation
-from model_executor.models.spec import AttentionSpec, LatentSpec
+from model_executor.models.spec import AttentionSpec, NormSpec
 
 
 class LatentAttention(nn.Module):
@@ -37,7 +37,11 @@ class LatentAttention(nn.Module):
         latent, heads = spec.latent, spec.num_heads
         self.spec = spec
         self.latent = latent
-        self.query = Queries(spec, latent, hidden_size, dtype, device)
+        self.query: nn.Module
+        if latent.query_rank is None:
+            self.query = FullQueries(spec, hidden_size, dtype, device)
+        else:
+            self.query = LatentQueries(spec, latent.query_rank, latent.norm, hidden_size, dtype, device)
         self.down = Linear(hidden_size, latent.width, bias=spec.qkv_bias, dtype=dtype, device=device)
         self.norm = make_norm(latent.norm, latent.kv_rank, dtype, device)
         made = heads * (latent.nope_dim + latent.value_dim)
@@ -60,36 +64,57 @@ class LatentAttention(nn.Module):
     def _rotated(self, heads: Tensor, rotation: Rotation | None) -> Tensor:
         """[T, heads, rope_dim] to the same, rotated and with the halves of the pairs apart."""
         if self.latent.interleaved:
-            heads = heads.unflatten(-1, (-1, 2)).transpose(-1, -2).flatten(-2)
+            heads = heads.reshape(*heads.shape[:-1], -1, 2).transpose(-1, -2).flatten(-2)
         return heads if rotation is None else rotation.apply(heads)
 
 
-class Queries(nn.Module):
-    """Queries from the hidden state, in one step or through a latent of their own.
+class FullQueries(nn.Module):
+    """Queries from the hidden state.
 
     Args:
-        spec, latent: of the attention.
+        spec: of the attention.
+        hidden_size: width of the input.
+        dtype, device: of the weights.
+    """
+
+    def __init__(self, spec: AttentionSpec, hidden_size: int, dtype: torch.dtype, device: torch.device) -> None:
+        super().__init__()
+        self._shape = (spec.num_heads, spec.head_dim)
+        self.full = Linear(hidden_size, spec.num_heads * spec.head_dim, bias=False, dtype=dtype, device=device)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """[T, hidden_size] to [T, num_heads, head_dim]."""
+        queries: Tensor = self.full(hidden)
+        return queries.view(-1, *self._shape)
+
+
+class LatentQueries(nn.Module):
+    """Queries from the hidden state through a latent of their own.
+
+    Args:
+        spec: of the attention.
+        rank: width of the latent.
+        norm: of the latent.
         hidden_size: width of the input.
         dtype, device: of the weights.
     """
 
     def __init__(
-        self, spec: AttentionSpec, latent: LatentSpec, hidden_size: int, dtype: torch.dtype, device: torch.device
+        self,
+        spec: AttentionSpec,
+        rank: int,
+        norm: NormSpec,
+        hidden_size: int,
+        dtype: torch.dtype,
+        device: torch.device,
     ) -> None:
         super().__init__()
         self._shape = (spec.num_heads, spec.head_dim)
-        self.down: Linear | None = None
-        self.norm: nn.Module | None = None
-        inputs = hidden_size
-        if latent.query_rank is not None:
-            inputs = latent.query_rank
-            self.down = Linear(hidden_size, inputs, bias=spec.qkv_bias, dtype=dtype, device=device)
-            self.norm = make_norm(latent.norm, inputs, dtype, device)
-        self.up = Linear(inputs, spec.num_heads * spec.head_dim, bias=False, dtype=dtype, device=device)
+        self.down = Linear(hidden_size, rank, bias=spec.qkv_bias, dtype=dtype, device=device)
+        self.norm = make_norm(norm, rank, dtype, device)
+        self.up = Linear(rank, spec.num_heads * spec.head_dim, bias=False, dtype=dtype, device=device)
 
     def forward(self, hidden: Tensor) -> Tensor:
         """[T, hidden_size] to [T, num_heads, head_dim]."""
-        if self.down is not None and self.norm is not None:
-            hidden = self.norm(self.down(hidden))
-        queries: Tensor = self.up(hidden)
+        queries: Tensor = self.up(self.norm(self.down(hidden)))
         return queries.view(-1, *self._shape)

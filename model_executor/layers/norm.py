@@ -27,9 +27,7 @@ class RmsNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., size] to [..., size], in x's dtype."""
-        wide = x.float()
-        scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)
-        return self.weight * (wide * scale).to(x.dtype)
+        return self.weight * unit_rms(x, self.eps).to(x.dtype)
 
 
 class OffsetRmsNorm(RmsNorm):

@@ -70,7 +70,7 @@ def choose(logits: Tensor, spec: RoutingSpec, correction: Tensor | None = None) 
 
 def _best_groups(ranks: Tensor, spec: RoutingSpec) -> Tensor:
     """The same ranks in a token's best groups, minus infinity elsewhere."""
-    grouped = ranks.unflatten(-1, (spec.groups, -1))
+    grouped = ranks.view(*ranks.shape[:-1], spec.groups, -1)
     best = 1 if spec.group_score == "best" else 2
     chosen = grouped.topk(best, dim=-1).values.sum(-1).topk(spec.top_groups, dim=-1).indices
     kept = torch.zeros(grouped.shape[:-1], dtype=torch.bool, device=ranks.device).scatter_(-1, chosen, value=True)

@@ -100,6 +100,15 @@ class ConfigFile:
             raise self.refuse(field, "must be a list of strings")
         return tuple(value)
 
+    def indices(self, field: str) -> tuple[int, ...]:
+        """A list of whole numbers from 0 on, empty when absent."""
+        value = self.fields.get(field)
+        if value is None:
+            return ()
+        if not isinstance(value, list) or not all(type(item) is int and item >= 0 for item in value):
+            raise self.refuse(field, "must be a list of whole numbers from 0 on")
+        return tuple(value)
+
     def section(self, field: str) -> ConfigFile | None:
         """An object inside this one; None when absent or empty."""
         value = self.fields.get(field)

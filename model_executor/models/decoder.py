@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from model_executor.kv_cache import KVCache, LayerCache
     from model_executor.weights.layer_plan import LayerPlan
 
+
 def _gated_mlp(
     spec: MlpSpec, hidden_size: int, choose: KernelChooser, dtype: torch.dtype, device: torch.device
 ) -> GatedMlp:
@@ -167,9 +168,7 @@ def build_model(
     return Decoder(spec, plan.layers(spec), choose, dtype, device).eval()
 
 
-def _block(
-    spec: LayerSpec, hidden_size: int, choose: KernelChooser, dtype: torch.dtype, device: torch.device
-) -> Block:
+def _block(spec: LayerSpec, hidden_size: int, choose: KernelChooser, dtype: torch.dtype, device: torch.device) -> Block:
     return (SandwichBlock if spec.sandwich else Block)(spec, hidden_size, choose, dtype, device)
 
 

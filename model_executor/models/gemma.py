@@ -34,7 +34,12 @@ NAMES2: Final[NameTable] = structs.replace(
 NAMES3: Final[NameTable] = structs.replace(NAMES2, parts={**NAMES2.parts, **QK_NORM})
 
 HONOURED2: Final = ("attn_logit_softcapping", "final_logit_softcapping", "query_pre_attn_scalar")
-HONOURED3: Final = ("final_logit_softcapping", "query_pre_attn_scalar", "rope_local_base_freq", "sliding_window_pattern")
+HONOURED3: Final = (
+    "final_logit_softcapping",
+    "query_pre_attn_scalar",
+    "rope_local_base_freq",
+    "sliding_window_pattern",
+)
 
 # transformers' values of absent fields.
 DEFAULT_KV_HEADS: Final = 4

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Final
 
 from msgspec import structs
 
@@ -48,13 +48,19 @@ def _read_qwen3(config: ConfigFile) -> ModelSpec:
     return _read(config, read_attention(config, head_dim, qkv_bias=bias, output_bias=bias, qk_norm=norm))
 
 
-def read_attention(config: ConfigFile, head_dim: int, **flags: Any) -> tuple[AttentionSpec, ...]:
+def read_attention(
+    config: ConfigFile,
+    head_dim: int,
+    *,
+    qkv_bias: bool,
+    output_bias: bool = False,
+    qk_norm: NormSpec | None = None,
+) -> tuple[AttentionSpec, ...]:
     """The attention of each block.
 
     Args:
         config: the whole config.json.
-        head_dim: elements of a head.
-        flags: further fields of AttentionSpec, the same in all blocks.
+        head_dim, qkv_bias, output_bias, qk_norm: of every block.
 
     Raises:
         ConfigRefused: naming the field.
@@ -68,7 +74,9 @@ def read_attention(config: ConfigFile, head_dim: int, **flags: Any) -> tuple[Att
         head_dim=head_dim,
         scale=head_dim**-0.5,
         rope=read_rope(config, head_dim, config.count("max_position_embeddings", DEFAULT_MAX_POSITION)),
-        **flags,
+        qkv_bias=qkv_bias,
+        output_bias=output_bias,
+        qk_norm=qk_norm,
     )
     types = read_layer_types(config, slides_by_depth(config))
     sliding = structs.replace(full, window=read_layer_window(config, types, used=False))

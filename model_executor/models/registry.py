@@ -19,6 +19,10 @@ ARCHITECTURES: Final = {
     "Qwen3ForCausalLM": "model_executor.models.qwen:qwen3",
     "Gemma2ForCausalLM": "model_executor.models.gemma:gemma2",
     "Gemma3ForCausalLM": "model_executor.models.gemma:gemma3",
+    "MixtralForCausalLM": "model_executor.models.mixtral:mixtral",
+    "Qwen3MoeForCausalLM": "model_executor.models.qwen_moe:qwen3_moe",
+    "DeepseekV2ForCausalLM": "model_executor.models.deepseek:deepseek_v2",
+    "DeepseekV3ForCausalLM": "model_executor.models.deepseek:deepseek_v3",
 }
 MODEL_TYPES: Final = {
     "llama": "LlamaForCausalLM",
@@ -27,6 +31,10 @@ MODEL_TYPES: Final = {
     "qwen3": "Qwen3ForCausalLM",
     "gemma2": "Gemma2ForCausalLM",
     "gemma3_text": "Gemma3ForCausalLM",
+    "mixtral": "MixtralForCausalLM",
+    "qwen3_moe": "Qwen3MoeForCausalLM",
+    "deepseek_v2": "DeepseekV2ForCausalLM",
+    "deepseek_v3": "DeepseekV3ForCausalLM",
 }
 """For a config.json that names no architecture."""
 

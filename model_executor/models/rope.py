@@ -149,11 +149,12 @@ def _yarn_attention_factor(section: ConfigFile, factor: float) -> float:
         return section.number("attention_factor")
     mscale, all_dim = section.number("mscale", 0.0), section.number("mscale_all_dim", 0.0)
     if mscale and all_dim:
-        return _magnitude(factor, mscale) / _magnitude(factor, all_dim)
-    return _magnitude(factor, 1.0)
+        return magnitude(factor, mscale) / magnitude(factor, all_dim)
+    return magnitude(factor, 1.0)
 
 
-def _magnitude(factor: float, mscale: float) -> float:
+def magnitude(factor: float, mscale: float) -> float:
+    """What yarn multiplies queries and keys by at this factor."""
     return 1.0 if factor <= 1 else 0.1 * mscale * math.log(factor) + 1.0
 
 

@@ -78,7 +78,7 @@ class Checkpoint:
         Raises:
             CheckpointBroken: a shard is missing, damaged, or does not hold what the index says.
         """
-        return {name: self._header(self.files[name]).entries[name] for name in names}
+        return {name: self.header(self.files[name]).entries[name] for name in names}
 
     def path(self, file: str) -> Path:
         """The path of one of the files."""
@@ -89,7 +89,12 @@ class Checkpoint:
         end = max((entry.end for entry in self._headers[file].entries.values()), default=0)
         return self.path(file).stat().st_size < end
 
-    def _header(self, file: str) -> Header:
+    def header(self, file: str) -> Header:
+        """The header of one of the files, read once.
+
+        Raises:
+            CheckpointBroken: the file is missing, damaged, or does not hold what the index says.
+        """
         if file not in self._headers:
             header = read_header(self.path(file), cut=self._cut)
             listed = {name for name, place in self.files.items() if place == file}

@@ -145,9 +145,9 @@ def block_parameters(spec: ModelSpec, plan: LayerPlan, names: NameTable) -> Iter
 
 
 def _parts(layer: LayerSpec, hidden: int) -> tuple[Part, ...]:
-    around = ("attention_norm", "mlp_norm")
+    around = ["attention_norm", "mlp_norm"]
     if layer.sandwich:
-        around = (*around, "attention_out_norm", "mlp_out_norm")
+        around += ["attention_out_norm", "mlp_out_norm"]
     return (
         *(Norm(part, (hidden,), layer.norm) for part in around),
         *_ATTENTION[layer.attention.kind](layer.attention, hidden),
@@ -179,10 +179,15 @@ def _latent(spec: AttentionSpec, hidden: int) -> tuple[Part, ...]:
     assert latent is not None
     queries, made = spec.num_heads * spec.head_dim, spec.num_heads * (latent.nope_dim + latent.value_dim)
     rank, bias = latent.query_rank, spec.qkv_bias
+    made_queries: tuple[Part, ...] = (Linear("attention.query.full", hidden, (queries,), bias=False),)
+    if rank is not None:
+        made_queries = (
+            Linear("attention.query.down", hidden, (rank,), bias),
+            Norm("attention.query.norm", (rank,), latent.norm),
+            Linear("attention.query.up", rank, (queries,), bias=False),
+        )
     return (
-        *(() if rank is None else (Linear("attention.query.down", hidden, (rank,), bias),)),
-        *(() if rank is None else (Norm("attention.query.norm", (rank,), latent.norm),)),
-        Linear("attention.query.up", hidden if rank is None else rank, (queries,), bias=False),
+        *made_queries,
         Linear("attention.down", hidden, (latent.width,), bias),
         Norm("attention.norm", (latent.kv_rank,), latent.norm),
         Linear("attention.up", latent.kv_rank, (made,), bias=False),
@@ -194,7 +199,9 @@ def _experts(spec: MlpSpec, hidden: int) -> tuple[Part, ...]:
     assert spec.moe is not None
     routing, width, shared = spec.moe.routing, spec.intermediate_size, spec.moe.shared_size
     parts: list[Part] = [
-        Linear("mlp.router.scores", hidden, (routing.num_experts,), bias=False, dtype="float32" if routing.wide else None)
+        Linear(
+            "mlp.router.scores", hidden, (routing.num_experts,), bias=False, dtype="float32" if routing.wide else None
+        )
     ]
     if routing.correction:
         parts.append(Vector("mlp.router.correction", routing.num_experts))
@@ -233,9 +240,7 @@ def _linear_parameters(linear: Linear, own: str, theirs: str, modules: tuple[str
     made = tuple(zip(modules, linear.outputs, strict=True))
     width = sum(linear.outputs)
     weights = tuple(Source(f"{theirs}{module}.weight", (out, linear.inputs)) for module, out in made)
-    yield Parameter(
-        f"{own}{linear.part}.weight", (linear.inputs, width), weights, transposed=True, dtype=linear.dtype
-    )
+    yield Parameter(f"{own}{linear.part}.weight", (linear.inputs, width), weights, transposed=True, dtype=linear.dtype)
     if linear.bias:
         biases = tuple(Source(f"{theirs}{module}.bias", (out,)) for module, out in made)
         yield Parameter(f"{own}{linear.part}.bias", (width,), biases)

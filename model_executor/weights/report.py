@@ -7,14 +7,11 @@ from collections.abc import Iterable, Mapping
 from math import prod
 from typing import Final
 
-from engine_core.wire.reports import LoadReport, TensorRecord, TensorState
+from engine_core.wire.reports import LoadReport, TensorRecord, TensorState, page_cache_state
 from model_executor.models.spec import Dtype
 from model_executor.weights.parameters import EMBEDDING, HEAD, Parameter
 from model_executor.weights.plan import DTYPES, LoadPlan
 
-# Read-ahead leaves a few pages behind, and the kernel may have dropped a few.
-COLD: Final = 0.05
-WARM: Final = 0.95
 ITEM_BYTES: Final[Mapping[Dtype, int]] = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
@@ -61,16 +58,9 @@ def load_table(report: LoadReport) -> list[str]:
     rows += [f"  block {index} <- source block {source}: {name}" for index, (source, name) in enumerate(placed)]
     rows.append(f"  files: {len(report.shards_opened)} opened, {len(report.shards_skipped)} not needed")
     rows.append(f"  bytes: {report.bytes_read} read, {report.bytes_materialized} in memory")
-    rows.append(f"  page cache: {warmth(report.page_cache)}")
+    share = "" if report.page_cache is None else f", {report.page_cache:.0%} of the bytes read were in memory before"
+    rows.append(f"  page cache: {page_cache_state(report.page_cache)}{share}")
     return rows
-
-
-def warmth(share: float | None) -> str:
-    """What a share of resident bytes says of a start."""
-    if share is None:
-        return "unknown: the kernel does not tell, or nothing was read"
-    kind = "cold" if share < COLD else "warm" if share > WARM else "partly warm"
-    return f"{kind}, {share:.0%} of the bytes read were in memory before"
 
 
 def _record(

@@ -203,7 +203,7 @@ def test_a_silent_client_is_lost_and_told(tmp_path: Path) -> None:
         assert desk.clients.take_lost() == []
         assert len(desk.clients) == 1
         told = await silent.receive()
-        assert told == Fatal("protocol", "client: silent for 10.5 s, at most 10 s")
+        assert told == Fatal("protocol", "client: silent for 10.5 s, at most 10 s", final=False)
 
     play(tmp_path, scenario)
 

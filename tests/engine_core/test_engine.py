@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterator
 
@@ -261,7 +262,8 @@ def test_a_late_client_learns_all_at_once(core: RunningCore, client: WireClient)
     late = core.client()
     late.send(Hello(PROTOCOL, "late"))
     welcome, ready = late.receive(), late.receive()
-    assert welcome == Welcome(PROTOCOL, config_hash(CONFIG), "ready", CONFIG.model.model)
+    limit = CONFIG.deadlines.step_timeout
+    assert welcome == Welcome(PROTOCOL, config_hash(CONFIG), "ready", CONFIG.model.model, os.getpid(), limit)
     assert isinstance(ready, Ready)
     assert ready.model.num_kv_blocks == 256
     assert ready.kernels[0].chosen == "fake"

@@ -211,7 +211,7 @@ def test_an_unsound_engine_ends_when_idle(
 ) -> None:
     monkeypatch.setattr(engine_module, "SELF_CHECK_S", 0.0)
     ending, got = asyncio.run(run_with(tmp_path, Unsound))
-    assert ending == Fatal("internal", "engine: 2 invariants violated, first: one block too many")
+    assert ending == Fatal("internal", "engine: 2 invariants violated, first: one block too many", final=False)
     assert got[-1] == ending
     assert exit_status(ending) == 4
     told = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
@@ -222,7 +222,7 @@ def test_an_unsound_engine_ends_when_idle(
 @pytest.mark.usefixtures("importable")
 def test_an_error_in_a_task_ends_the_engine(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     ending, got = asyncio.run(run_with(tmp_path, Crashing))
-    assert ending == Fatal("internal", "engine: task executor failed: ZeroDivisionError")
+    assert ending == Fatal("internal", "engine: task executor failed: ZeroDivisionError", final=False)
     assert got[-1] == ending
     assert any(record.levelname == "CRITICAL" for record in caplog.records)
 
@@ -249,7 +249,9 @@ def test_no_executor_can_be_started(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         context.destroy(linger=0)
         return ending
 
-    assert asyncio.run(run()) == Fatal("internal", "engine: no executor could be started: no more processes")
+    assert asyncio.run(run()) == Fatal(
+        "internal", "engine: no executor could be started: no more processes", final=False
+    )
 
 
 @pytest.mark.parametrize(

@@ -8,17 +8,19 @@ import subprocess
 import sys
 from pathlib import Path
 
+import msgspec
 import psutil
 import pytest
 
 from engine_core.__main__ import main
 from engine_core.wire.client import Fatal, FatalCode, Ping, Progress, Ready, Status
-from engine_core.wire.config import Deadlines, EngineConfig, write_config
+from engine_core.wire.config import Deadlines, EngineConfig, RecoveryOptions, write_config
 from tests.fakes.core_process import ENDLESS, ROOT, WireClient, core_arguments, fake_model, running_core
 from tests.fakes.executor import continuation
 from tests.fakes.waiting import gone, until
 
 SLOW = EngineConfig(model=fake_model("delay_s=0.005"))
+NO_RESTARTS = RecoveryOptions(max_restarts=0)
 
 
 def left_over(folder: Path) -> set[str]:
@@ -33,7 +35,7 @@ def test_sigterm_ends_clean(tmp_path: Path) -> None:
         other.connect()
         executor = core.executor_pid
         core.child.signal(signal.SIGTERM)
-        assert client.last_words() == other.last_words() == Fatal("shutdown", "engine: told to end")
+        assert client.last_words() == other.last_words() == Fatal("shutdown", "engine: told to end", final=False)
         assert core.child.wait(5.0) == 0
         assert gone(executor)
         assert left_over(tmp_path) == set()
@@ -75,7 +77,7 @@ def test_sigint_is_for_the_process_on_top(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGSEGV])
 def test_death_of_the_executor(tmp_path: Path, number: signal.Signals) -> None:
-    with running_core(tmp_path, SLOW) as core:
+    with running_core(tmp_path, msgspec.structs.replace(SLOW, recovery=NO_RESTARTS)) as core:
         client, other = core.client(), core.client()
         client.connect()
         client.start("a")
@@ -90,7 +92,7 @@ def test_death_of_the_executor(tmp_path: Path, number: signal.Signals) -> None:
 
 
 def test_death_of_the_executor_while_idle(tmp_path: Path) -> None:
-    with running_core(tmp_path, SLOW) as core:
+    with running_core(tmp_path, msgspec.structs.replace(SLOW, recovery=NO_RESTARTS)) as core:
         client = core.client()
         client.connect()
         os.kill(core.executor_pid, signal.SIGKILL)
@@ -118,7 +120,7 @@ def test_death_of_the_executor_while_idle(tmp_path: Path) -> None:
     ],
 )
 def test_an_executor_that_fails(tmp_path: Path, script: str, code: FatalCode, message: str, status: int) -> None:
-    with running_core(tmp_path, EngineConfig(model=fake_model(script))) as core:
+    with running_core(tmp_path, EngineConfig(model=fake_model(script), recovery=NO_RESTARTS)) as core:
         client = core.client()
         client.hello()
         while not isinstance(heard := client.receive(), Fatal):
@@ -165,7 +167,8 @@ def test_a_start_that_takes_too_long(tmp_path: Path) -> None:
 
 
 def test_a_step_that_takes_too_long(tmp_path: Path) -> None:
-    config = EngineConfig(model=fake_model("delay_s=0.005"), deadlines=Deadlines(step_timeout=1.0))
+    deadlines = Deadlines(step_timeout=1.0)
+    config = EngineConfig(model=fake_model("delay_s=0.005"), deadlines=deadlines, recovery=NO_RESTARTS)
     with running_core(tmp_path, config) as core:
         client = core.client()
         client.connect()
@@ -174,7 +177,9 @@ def test_a_step_that_takes_too_long(tmp_path: Path) -> None:
         os.kill(executor, signal.SIGSTOP)
         told = client.last_words(5.0)
         assert told.code == "stalled"
-        assert told.message.startswith(f"executor (pid {executor}): no step ended for 1.")
+        assert told.message.startswith(
+            (f"executor (pid {executor}): stopped by", f"executor (pid {executor}): no step")
+        )
         assert told.message.endswith("step_timeout 1 s")
         assert core.child.wait(5.0) == 4
         assert gone(executor)

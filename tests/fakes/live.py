@@ -15,12 +15,13 @@ import httpx
 import msgspec
 import uvloop
 
-from engine_core.wire.client import EngineState
 from frontend.api.service import Service
 from frontend.api.texts import Texts
 from frontend.app import create_app
 from frontend.client import AsyncClient
 from frontend.config import HttpOptions
+from frontend.health import Signs
+from frontend.http_protocol import HttpLimits
 from frontend.http_server import bind, make_server
 from frontend.metrics import Metrics
 from frontend.model_folder import ModelFolder
@@ -41,16 +42,10 @@ class DirectEngine:
         self.client: AsyncClient | None = client
 
     @property
-    def state(self) -> EngineState:
+    def signs(self) -> Signs:
         """The client's."""
         assert self.client is not None
-        return self.client.state
-
-    @property
-    def reason(self) -> str:
-        """The client's."""
-        assert self.client is not None
-        return self.client.reason
+        return self.client.signs
 
 
 class LiveServer:
@@ -62,6 +57,7 @@ class LiveServer:
         options: of the endpoint.
         ready: whether the engine takes requests at once.
         max_backlog_bytes: of the client.
+        limits: of HTTP connections.
     """
 
     def __init__(
@@ -72,6 +68,7 @@ class LiveServer:
         *,
         ready: bool = True,
         max_backlog_bytes: int = 4_194_304,
+        limits: HttpLimits | None = None,
     ) -> None:
         self.chain = chain or Chain()
         self.model_dir = write_chain(folder / "model", self.chain)
@@ -79,6 +76,7 @@ class LiveServer:
         self._options = options or HttpOptions()
         self._ready = ready
         self._max_backlog_bytes = max_backlog_bytes
+        self._limits = limits
         self._up = threading.Event()
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._main, name="live server")
@@ -181,7 +179,7 @@ class LiveServer:
             await self.client.wait_ready(DEADLINE_S)
         metrics = Metrics(NAME, lambda: self.client.status)
         self.service = Service(self._options, (NAME, "alias"), DirectEngine(self.client), metrics)
-        server = make_server(create_app(self.service, texts, "1.2.3"))
+        server = make_server(create_app(self.service, texts, "1.2.3"), self._limits, metrics.connection_cut)
         with bind("127.0.0.1", 0) as listener:
             self.url = f"http://127.0.0.1:{listener.getsockname()[1]}"
             serving = asyncio.create_task(server.serve(sockets=[listener]))

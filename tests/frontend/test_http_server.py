@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from frontend.errors import PortUnavailable
-from frontend.http_server import KEEP_ALIVE_S, MAX_HEADER_BYTES, MAX_HEADERS, bind
+from frontend.http_protocol import MAX_HEADER_BYTES, MAX_HEADERS, HttpLimits
+from frontend.http_server import bind
 from tests.fakes.live import LiveServer
 
 
@@ -83,7 +84,7 @@ def test_large_bodies_do_not_count_as_heads(live: LiveServer) -> None:
 
 
 def test_connections_live_long_between_requests(live: LiveServer) -> None:
-    assert KEEP_ALIVE_S >= 75
+    assert HttpLimits().idle_s >= 75
     host, port = live.url.removeprefix("http://").split(":")
     with socket.create_connection((host, int(port)), timeout=10) as connection:
         for _ in range(3):

@@ -4,8 +4,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from msgspec import structs
 
 from model_executor.kv_cache import KVCache, LayerShape
+from model_executor.models.spec import AttentionSpec, LatentSpec, NormSpec
 
 CPU = torch.device("cpu")
 
@@ -20,6 +22,22 @@ def test_shapes_differ_by_layer() -> None:
 
 def test_bytes_of_a_token() -> None:
     assert LayerShape(3, 64).token_bytes(torch.bfloat16) == 2 * 3 * 64 * 2
+    assert LayerShape(1, 20, 0).token_bytes(torch.bfloat16) == 20 * 2
+    assert LayerShape(1, 20, 4).token_bytes(torch.bfloat16) == 24 * 2
+
+
+def test_a_layer_of_latents_keeps_them_and_nothing_else() -> None:
+    latent = LatentSpec(
+        kv_rank=16, nope_dim=8, rope_dim=4, value_dim=8, query_rank=None, norm=NormSpec(1e-6), interleaved=True
+    )
+    grouped = AttentionSpec(4, 2, 12, 1.0, None)
+    shapes = [LayerShape.of(grouped), LayerShape.of(structs.replace(grouped, kind="mla", latent=latent))]
+    cache = KVCache.allocate(shapes, 3, 4, torch.float32, CPU)
+    assert cache[0].key.shape == cache[0].value.shape == (4, 4, 2, 12)
+    assert cache[1].key.shape == (4, 4, 1, 20)
+    assert cache[1].value.numel() == 0
+    assert cache.nbytes == 4 * 4 * 4 * (2 * 2 * 12 + 20)
+    assert [shape.token_bytes(torch.float32) for shape in shapes] == [4 * 48, 4 * 20]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])

@@ -4,7 +4,7 @@ import pytest
 
 from engine_core.wire.config import CacheOptions
 from model_executor.errors import MemoryTooSmall
-from model_executor.memory import PoolNeeds, size_pool
+from model_executor.memory import DEFAULT_CPU_BYTES, PoolNeeds, size_pool
 
 NEEDS = PoolNeeds(block_bytes=1000, block_size=16, max_model_len=100, max_num_seqs=4)
 
@@ -33,6 +33,13 @@ def test_default_is_a_share_of_what_is_free(device: str, share: float) -> None:
 
 def test_default_is_no_more_than_can_be_used() -> None:
     assert size(CacheOptions()) == 28
+
+
+def test_default_on_cpu_stays_small_unless_one_sequence_needs_more() -> None:
+    block = DEFAULT_CPU_BYTES // 8
+    assert size(CacheOptions(), needs=PoolNeeds(block, 16, 96, 4), free=100 * block) == 7
+    assert size(CacheOptions(), needs=PoolNeeds(block, 16, 320, 4), free=100 * block) == 20
+    assert size(CacheOptions(), needs=PoolNeeds(block, 16, 320, 4), free=100 * block, device="cuda") == 80
 
 
 def test_one_sequence_must_fit_and_the_error_tells_what_would() -> None:

@@ -13,7 +13,7 @@ from model_executor.attention.triton_paged import Device, Split, Tiles, TritonPa
 from model_executor.batch import BatchInputs
 from model_executor.graph import GraphShape, StaticBatch
 from model_executor.kv_cache import LayerCache
-from tests.gpu.cases import TOLERANCE, Case, Shape, build, relative_error
+from tests.gpu.cases import SHAPES, TOLERANCE, Case, Shape, build, relative_error
 from tests.model_executor import interpreted  # noqa: F401 - before the kernels are made
 
 CPU = torch.device("cpu")
@@ -21,26 +21,6 @@ HOPPER = Device(processors=132, shared_memory=232448)
 # Few splits: the interpreter takes its time for each program, idle or not.
 SMALL = Device(processors=6, shared_memory=HOPPER.shared_memory)
 BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
-MIXED = ((69, 1), (0, 1), (2, 5), (0, 40), (130, 3))
-
-SHAPES = (
-    Shape(rows=((0, 1),)),
-    Shape(rows=((299, 1),), heads=3, kv_heads=1),
-    Shape(rows=tuple((n, 1) for n in (0, 15, 16, 17, 63, 64, 65, 127, 200)), heads=2),
-    Shape(rows=((0, 65),), heads=9, kv_heads=3),
-    Shape(rows=((0, 1), (0, 2), (0, 16), (0, 17)), heads=2),
-    Shape(rows=((100, 30), (31, 33)), block_size=128),
-    Shape(rows=MIXED, head_dim=128, block_size=64),
-    Shape(rows=MIXED, head_dim=256, heads=2, kv_heads=1, block_size=32),
-    Shape(rows=MIXED, head_dim=80, window=20, dtype=BF16),
-    Shape(rows=MIXED, head_dim=96, soft_cap=5.0, dtype=F16),
-    Shape(rows=MIXED, head_dim=112, heads=6, kv_heads=6, window=1),
-    Shape(rows=MIXED, head_dim=16, heads=14, window=64, soft_cap=30.0),
-    Shape(rows=MIXED, head_dim=64, heads=40, kv_heads=1, dtype=BF16),
-    Shape(rows=((300, 1), (180, 120), (511, 1)), head_dim=32, window=100, block_size=32),
-    Shape(rows=MIXED, head_dim=64, block_size=48, window=4096),
-    Shape(rows=MIXED, dtype=F16),
-)
 
 
 def attend(case: Case, device: Device = SMALL) -> torch.Tensor:

@@ -3,7 +3,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from model_executor.layers.norm import RmsNorm
+from model_executor.layers.norm import OffsetRmsNorm, QueryKeyNorm, RmsNorm, make_norm
+from model_executor.models.spec import NormSpec
 from tests.model_executor.engine import CPU
 
 
@@ -33,3 +34,46 @@ def test_norm_equals_transformers(dtype: torch.dtype) -> None:
         # Values whose squares overflow float16 show where the mean is taken.
         x = (torch.randn(5, 64, generator=generator) * 500).to(dtype)
         assert torch.equal(ours(x), theirs(x))
+
+
+def test_offset_norm_by_hand() -> None:
+    norm = make_norm(NormSpec(0.0, offset=True), 2, torch.float32, CPU)
+    norm.weight.copy_(torch.tensor([0.0, 1.0]))
+    torch.testing.assert_close(norm(torch.tensor([3.0, 4.0])), torch.tensor([3.0, 8.0]) / 12.5**0.5)
+
+
+def test_make_norm_follows_the_spec() -> None:
+    assert type(make_norm(NormSpec(1e-6), 4, torch.float32, CPU)) is RmsNorm
+    made = make_norm(NormSpec(0.25, offset=True), 4, torch.float32, CPU)
+    assert (type(made), made.eps) == (OffsetRmsNorm, 0.25)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_offset_norm_equals_transformers(dtype: torch.dtype) -> None:
+    from transformers.models.gemma3.modeling_gemma3 import Gemma3RMSNorm
+
+    generator = torch.Generator().manual_seed(0)
+    theirs = Gemma3RMSNorm(64, eps=1e-5).to(dtype)
+    ours = OffsetRmsNorm(64, 1e-5, dtype, CPU)
+    with torch.no_grad():
+        theirs.weight.copy_(torch.randn(64, generator=generator))
+        ours.weight.copy_(theirs.weight)
+        x = (torch.randn(5, 64, generator=generator) * 500).to(dtype)
+        assert torch.equal(ours(x), theirs(x))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("offset", [False, True])
+def test_query_key_norm_is_the_norm_of_each_head(dtype: torch.dtype, offset: bool) -> None:
+    """Three query heads share the first half of the weight, two key heads the second."""
+    spec = NormSpec(1e-5, offset=offset)
+    generator = torch.Generator().manual_seed(0)
+    both = QueryKeyNorm(3, 2, 8, spec, dtype, CPU)
+    both.weight.copy_(torch.randn(16, generator=generator))
+    heads = torch.randn(7, 5, 8, generator=generator).to(dtype)
+    parts = []
+    for weight, part in ((both.weight[:8], heads[:, :3]), (both.weight[8:], heads[:, 3:])):
+        single = make_norm(spec, 8, dtype, CPU)
+        single.weight.copy_(weight)
+        parts.append(single(part))
+    assert torch.equal(both(heads), torch.cat(parts, dim=1))

@@ -102,9 +102,7 @@ def test_greedy_tokens_over_the_wire(folder: Path, reference: Reference, tmp_pat
     )
     with executor_process(tmp_path, config) as (core, child):
         core.until(ExecutorReady)
-        driver = Driver(
-            core.send, lambda: core.until(StepResult)[1], num_blocks=200, block_size=4, chunk=7, depth=2
-        )
+        driver = Driver(core.send, lambda: core.until(StepResult)[1], num_blocks=200, block_size=4, chunk=7, depth=2)
         jobs = [Job(list(item.prompt), 32, arrives=1 + 2 * index) for index, item in enumerate(continuations)]
         driver.run(jobs)
         core.send(Shutdown())

@@ -9,7 +9,7 @@ import pytest
 
 from model_executor.errors import ConfigRefused
 from model_executor.models.config import ConfigFile
-from model_executor.models.rope import read_rope
+from model_executor.models.rope import read_layer_ropes, read_rope
 from model_executor.models.spec import RopeSpec
 
 PATH = Path("config.json")
@@ -84,6 +84,7 @@ def test_yarn_attention_factor() -> None:
         ({"rope_theta": 0}, "rope_theta"),
         ({"rope_theta": True}, "rope_theta"),
         ({"rope_parameters": {"full_attention": {"rope_type": "default"}}}, "rope_parameters.full_attention"),
+        ({"rope_parameters": {"partial_rotary_factor": 0.5}}, "rope_parameters.partial_rotary_factor: 0.5"),
     ],
     ids=str,
 )
@@ -96,3 +97,51 @@ def test_rope_refuses_by_name(fields: dict[str, Any], culprit: str) -> None:
 def test_rope_needs_pairs(dim: int) -> None:
     with pytest.raises(ConfigRefused, match=f"head_dim: {dim}"):
         read_rope(ConfigFile(PATH, {}), dim, 64)
+
+
+FULL, SLIDING = "full_attention", "sliding_attention"
+
+
+@pytest.mark.parametrize(
+    ("fields", "full", "sliding"),
+    [
+        ({}, RopeSpec("default", 1e6, 8, 64), PLAIN),
+        ({"rope_theta": 5e5}, RopeSpec("default", 5e5, 8, 64), PLAIN),
+        ({"rope_local_base_freq": 7.0}, RopeSpec("default", 1e6, 8, 64), RopeSpec("default", 7.0, 8, 64)),
+        (
+            {"rope_scaling": {"type": "linear", "factor": 2}, "rope_theta": 1e4},
+            LINEAR,
+            PLAIN,
+        ),
+        (
+            {"rope_parameters": {FULL: {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4}}},
+            LINEAR,
+            PLAIN,
+        ),
+        (
+            {"rope_parameters": {SLIDING: {"rope_theta": 7.0}, FULL: None}, "rope_theta": 9.0},
+            RopeSpec("default", 9.0, 8, 64),
+            RopeSpec("default", 7.0, 8, 64),
+        ),
+    ],
+    ids=str,
+)
+def test_a_rotation_for_each_layer_type(fields: dict[str, Any], full: RopeSpec, sliding: RopeSpec) -> None:
+    assert read_layer_ropes(ConfigFile(PATH, fields), 8, 64) == {FULL: full, SLIDING: sliding}
+
+
+@pytest.mark.parametrize(
+    ("fields", "culprit"),
+    [
+        ({"rope_parameters": {"rope_type": "default"}}, "rope_parameters.rope_type"),
+        ({"rope_parameters": {"linear_attention": {}}}, "rope_parameters.linear_attention"),
+        ({"rope_parameters": {FULL: {"rope_type": "linear"}}}, f"rope_parameters.{FULL}.factor"),
+        ({"rope_parameters": {SLIDING: {"rope_type": "spiral"}}}, f"rope_parameters.{SLIDING}.rope_type"),
+        ({"rope_scaling": {"rope_type": "spiral"}}, "rope_scaling.rope_type"),
+        ({"rope_scaling": {FULL: {"factor": 2.0}}}, f"rope_scaling.{FULL}"),
+    ],
+    ids=str,
+)
+def test_rotations_for_layer_types_refuse_by_name(fields: dict[str, Any], culprit: str) -> None:
+    with pytest.raises(ConfigRefused, match=culprit):
+        read_layer_ropes(ConfigFile(PATH, fields), 8, 64)

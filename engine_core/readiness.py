@@ -1,0 +1,44 @@
+"""What a ready executor means: the scheduler's limits, and the model as clients see it."""
+
+from __future__ import annotations
+
+from engine_core.admission import Limits
+from engine_core.wire.client import Model, Ready
+from engine_core.wire.config import EngineConfig
+from engine_core.wire.executor import ExecutorReady
+
+
+def limits_of(config: EngineConfig, ready: ExecutorReady) -> Limits:
+    """The limits that executor and configuration settle."""
+    return Limits(
+        max_model_len=ready.max_model_len,
+        vocab_size=ready.vocab_size,
+        num_kv_blocks=ready.num_kv_blocks,
+        block_size=config.cache.block_size,
+        max_num_seqs=config.scheduler.max_num_seqs,
+        max_num_batched_tokens=ready.max_num_batched_tokens,
+        eos_token_ids=config.text.eos_token_ids,
+    )
+
+
+def announcement(config: EngineConfig, ready: ExecutorReady) -> Ready:
+    """What clients are told."""
+    model = Model(
+        path=config.model.model,
+        max_model_len=ready.max_model_len,
+        vocab_size=ready.vocab_size,
+        eos_token_ids=config.text.eos_token_ids,
+        dtype=ready.dtype,
+        num_kv_blocks=ready.num_kv_blocks,
+        block_size=config.cache.block_size,
+    )
+    return Ready(model, ready.load, ready.kernels, ready.startup_s, ready.epoch)
+
+
+def unlike(before: Limits, after: Limits) -> str | None:
+    """What a replacement may not have otherwise than the executor before it; the number of KV blocks may differ."""
+    for field in ("max_model_len", "vocab_size", "max_num_batched_tokens"):
+        was, now = getattr(before, field), getattr(after, field)
+        if was != now:
+            return f"{field}: {now}, the executor before had {was}"
+    return None

@@ -1,0 +1,31 @@
+"""A pack of token sequences that is the same on every machine: named, and made from its name alone."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Final
+
+from engine_core.wire.evidence import PackEntry
+
+PACK: Final = "tercet-1"
+# One token, odd lengths, both sides of a block border of 16 tokens, several blocks.
+LENGTHS: Final = (1, 7, 15, 16, 17, 33, 48, 70)
+
+
+def make_pack(vocab_size: int, count: int = len(LENGTHS)) -> list[PackEntry]:
+    """The first `count` sequences; lengths repeat, tokens do not.
+
+    Args:
+        vocab_size: ids are drawn below it.
+        count: at least 1.
+    """
+    entries = []
+    for index in range(count):
+        length = LENGTHS[index % len(LENGTHS)]
+        prompt = [_draw(f"{PACK}:{index}:{place}", vocab_size) for place in range(length)]
+        entries.append(PackEntry(f"{PACK}/{index}", prompt))
+    return entries
+
+
+def _draw(key: str, below: int) -> int:
+    return int.from_bytes(hashlib.sha256(key.encode()).digest()[:8], "little") % below

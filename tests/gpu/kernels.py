@@ -1,0 +1,76 @@
+"""The kernels against their references, on the device."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from model_executor.attention.spec import AttentionProblem
+from model_executor.attention.torch_ref import IndexCopyAppend
+from model_executor.attention.triton_append import TritonAppend
+from model_executor.attention.triton_paged import TritonPaged
+from model_executor.kv_cache import LayerCache
+from tests.gpu.cases import SHAPES, TOLERANCE, Shape, build, relative_error
+from tests.gpu.report import Report
+
+BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
+DECODE_64 = tuple((937 + 13 * row, 1) for row in range(64))
+LARGE = (
+    Shape(DECODE_64, 32, 8, 128, dtype=BF16),
+    Shape(((8191, 1),), 32, 8, 128, dtype=BF16),
+    Shape(((20000, 1), (5, 1), (0, 1)), 32, 8, 128, dtype=F16),
+    Shape(tuple((row, 1) for row in range(200)), 8, 8, 64, dtype=BF16),
+    Shape(((0, 2048),), 32, 8, 128, dtype=BF16),
+    Shape(((0, 1000), (3000, 500), (100, 1), (7000, 1), (0, 17)), 32, 8, 128, dtype=BF16),
+    Shape(((0, 1500), (4000, 600), (5000, 1)), 16, 8, 256, window=1024, soft_cap=50.0, dtype=BF16),
+    Shape(((0, 1500), (4000, 600), (5000, 1)), 32, 8, 128, window=4096, dtype=F16),
+    Shape(((0, 700), (1000, 300), (2000, 1)), 9, 3, 64, block_size=128),
+    Shape(((0, 700), (1000, 300), (2000, 1)), 16, 8, 128),
+    Shape(((0, 700), (1000, 300), (2000, 1)), 64, 1, 128, dtype=BF16),
+    Shape(((0, 700), (1000, 300), (2000, 1)), 28, 4, 128, dtype=BF16),
+)
+APPENDED = ((1, 8, 128, BF16), (64, 8, 128, BF16), (8192, 8, 128, BF16), (1000, 3, 80, F16), (777, 20, 128, F32))
+
+
+def attention(report: Report, shard: int, shards: int) -> None:
+    """Every shape in every dtype against the oracle in float32; twice, since an answer that moves is a race."""
+    shapes = [replace(shape, dtype=dtype) for shape in SHAPES for dtype in (F32, F16, BF16)]
+    shapes = shapes[24:26] if report.dry else [*LARGE, *shapes]
+    for seed, shape in list(enumerate(shapes))[shard::shards]:
+        case = build(shape, report.device, seed)
+        kernel = TritonPaged(case.problem)
+        first, second = (kernel.forward(case.query, case.cache, case.batch) for _ in range(2))
+        error = relative_error(first, case.expected())
+        same = torch.equal(first, second)
+        passed = error < TOLERANCE[shape.dtype] and same
+        report.check(str(shape), passed, f"error {error:.1e}{'' if same else ', and it moves'}")
+
+
+def append(report: Report, shard: int, shards: int) -> None:
+    """Bit by bit against the indexed copy, with numbers that are not finite."""
+    for tokens, heads, width, dtype in APPENDED[:1] if report.dry else APPENDED:
+        problem = AttentionProblem(report.device.type, dtype, heads, heads, width, 16, 1.0)
+        generator = torch.Generator().manual_seed(tokens)
+        drawn = torch.randn((tokens, 3 * heads, width), generator=generator).to(dtype).to(report.device)
+        drawn.view(-1)[::1013] = float("nan")
+        drawn.view(-1)[5::1019] = float("inf")
+        drawn.view(-1)[7::1021] = float("-inf")
+        key, value = drawn[:, heads : 2 * heads], drawn[:, 2 * heads :]
+        blocks = tokens // 16 + 3
+        slots = torch.randperm(blocks * 16, generator=generator)[:tokens].to(report.device)
+        ours, theirs = (_empty(blocks, heads, width, dtype, report.device) for _ in range(2))
+        TritonAppend(problem).forward(key, value, ours, slots)
+        IndexCopyAppend(problem).forward(key, value, theirs, slots)
+        equal = torch.equal(ours.key, theirs.key) and torch.equal(ours.value, theirs.value)
+        finite = bool(ours.key.isfinite().all())
+        TritonAppend(problem).forward(-key, -value, ours, torch.full_like(slots, -1))
+        kept = torch.equal(ours.key, theirs.key)
+        name = f"{tokens} tokens of {heads}x{width} {str(dtype).removeprefix('torch.')}"
+        report.check(name, equal and finite and kept, f"equal {equal}, finite {finite}, negative slots skipped {kept}")
+
+
+def _empty(blocks: int, heads: int, width: int, dtype: torch.dtype, device: torch.device) -> LayerCache:
+    made: list[Tensor] = [torch.zeros((blocks, 16, heads, width), dtype=dtype, device=device) for _ in range(2)]
+    return LayerCache(*made)

@@ -1,0 +1,250 @@
+"""How fast: a Llama-3-8B-shaped model against the memory's speed, and single kernels. Figures, not checks."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from model_executor.attention.triton_paged import TritonPaged
+from tests.gpu.cases import Shape, build
+from tests.gpu.models import LLAMA_8B, SMALL, Model, Sizes, batch_of, decode_batch, make
+from tests.gpu.report import Report, median_ms, synchronize
+
+CONTEXT = 1024
+COPY_BYTES = 4 * 2**30
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Sizes of the run; tiny ones for a dry run."""
+
+    sizes: Sizes
+    rows: tuple[int, ...]
+    context: int
+    prompts: tuple[tuple[int, int], ...]
+    repeats: int
+    copy_bytes: int
+    square: int
+    dtype: torch.dtype
+
+    @classmethod
+    def of(cls, *, dry: bool) -> Plan:
+        """For the device or for a dry run."""
+        if dry:
+            return cls(SMALL, (1, 2), 40, ((1, 64),), 2, 2**20, 64, torch.float32)
+        prompts = ((1, 8192), (8, 1024), (1, 512))
+        return cls(LLAMA_8B, (1, 8, 64), CONTEXT, prompts, 30, COPY_BYTES, 8192, torch.bfloat16)
+
+
+@torch.inference_mode()
+def model(report: Report, shard: int, shards: int) -> None:
+    """Decode against weights and KV over the copy bandwidth; the gap between replays; prefill."""
+    plan = Plan.of(dry=report.dry)
+    bandwidth = _copy_bandwidth(report, plan)
+    peak = _matrix_rate(report, plan)
+    began = time.perf_counter()
+    blocks = plan.rows[-1] * (-(-plan.context // 16) + 1) + max(count * length for count, length in plan.prompts) // 16
+    made = make(plan.sizes, blocks, dtype=plan.dtype, device=report.device)
+    synchronize(report.device)
+    report.note("weights and cache drawn", f"{time.perf_counter() - began:.1f} s, {_weight_bytes(made) / 1e9:.2f} GB")
+    for rows in plan.rows:
+        _decode(report, plan, made, rows, bandwidth)
+    for count, length in plan.prompts:
+        _prefill(report, plan, made, count, length, peak)
+    _profile(report, plan, made)
+
+
+def _copy_bandwidth(report: Report, plan: Plan) -> float:
+    """Bytes a second, read and written bytes both counted."""
+    source = torch.empty(plan.copy_bytes // 2, dtype=torch.float16, device=report.device).normal_()
+    target = torch.empty_like(source)
+    ms = median_ms(lambda: target.copy_(source), report.device, repeats=plan.repeats)
+    rate = 2 * plan.copy_bytes / ms * 1e3
+    report.note("copy bandwidth", f"{rate / 1e12:.3f} TB/s")
+    return rate
+
+
+def _matrix_rate(report: Report, plan: Plan) -> float:
+    a, b = (torch.randn(plan.square, plan.square, dtype=plan.dtype, device=report.device) for _ in range(2))
+    ms = median_ms(lambda: a @ b, report.device, repeats=plan.repeats)
+    rate = 2 * plan.square**3 / ms * 1e3
+    report.note(f"product of {plan.square} x {plan.square} matrices", f"{rate / 1e12:.1f} TFLOP/s")
+    return rate
+
+
+def _weight_bytes(made: Model) -> int:
+    """What a decode step reads of the weights: all but the embedding, of which it takes a row a token."""
+    table = made.decoder.embedding.weight
+    return sum(p.nbytes for p in made.decoder.parameters() if p is not table)
+
+
+def _decode(report: Report, plan: Plan, made: Model, rows: int, bandwidth: float) -> None:
+    batch = decode_batch([plan.context] * rows, made.cache, plan.sizes.vocab, seed=rows)
+    graphs = made.graphs((rows,))
+    began = time.perf_counter()
+    graphs.run(batch)
+    synchronize(report.device)
+    first = time.perf_counter() - began
+    eager = median_ms(lambda: made.step(batch), report.device, repeats=max(plan.repeats // 6, 1))
+    single = median_ms(lambda: graphs.run(batch), report.device, repeats=plan.repeats)
+    many = max(plan.repeats, 2)
+    chained = median_ms(_times(many, lambda: graphs.run(batch)), report.device, repeats=3, warm_ups=1) / many
+    host = _host_ms(many, lambda: graphs.run(batch), report.device)
+    sizes = plan.sizes
+    token = 2 * sizes.kv_heads * sizes.head_dim * sizes.layers * plan.dtype.itemsize
+    floor = (_weight_bytes(made) + rows * plan.context * token) / bandwidth * 1e3
+    report.note(
+        f"decode {rows} rows, context {plan.context}",
+        f"{chained:.3f} ms a step, {rows / chained * 1e3:.0f} tokens/s, {floor / chained:.0%} of the memory's speed"
+        f" (floor {floor:.3f} ms)",
+    )
+    report.note(
+        f"decode {rows} rows, by parts",
+        f"one replay alone {single:.3f} ms, as it is {eager:.3f} ms, the host's part {host:.3f} ms,"
+        f" capture and first replay {first:.2f} s",
+    )
+    _gap(report, made, batch_rows=rows, plan=plan)
+
+
+def _gap(report: Report, made: Model, *, batch_rows: int, plan: Plan) -> None:
+    """What lies between replays: steps with their inputs written, less the bare graph."""
+    if report.device.type != "cuda":
+        return
+    batch = decode_batch([plan.context] * batch_rows, made.cache, plan.sizes.vocab, seed=batch_rows)
+    result = torch.empty((batch_rows, plan.sizes.vocab), device=report.device)
+    bare = torch.cuda.CUDAGraph()
+    made.step(batch)
+    with torch.cuda.graph(bare):
+        result.copy_(made.step(batch))
+    graphs = made.graphs((batch_rows,))
+    graphs.run(batch)
+    many = plan.repeats
+    alone = median_ms(_times(many, bare.replay), report.device, repeats=3, warm_ups=1) / many
+    whole = median_ms(_times(many, lambda: graphs.run(batch)), report.device, repeats=3, warm_ups=1) / many
+    report.note(f"gap between replays, {batch_rows} rows", f"{(whole - alone) * 1e3:.0f} us of {whole * 1e3:.0f} us")
+
+
+def _times(count: int, work: Callable[[], object]) -> Callable[[], None]:
+    def repeated() -> None:
+        for _ in range(count):
+            work()
+
+    return repeated
+
+
+def _host_ms(count: int, work: Callable[[], object], device: torch.device) -> float:
+    """What the host needs to queue one call."""
+    synchronize(device)
+    began = time.perf_counter()
+    _times(count, work)()
+    taken = time.perf_counter() - began
+    synchronize(device)
+    return taken / count * 1e3
+
+
+def _prefill(report: Report, plan: Plan, made: Model, count: int, length: int, peak: float) -> None:
+    starts, counts = np.zeros(count, dtype=np.int64), np.full(count, length, dtype=np.int64)
+    batch = batch_of(starts, counts, made.cache, plan.sizes.vocab, seed=length)
+    ms = median_ms(lambda: made.step(batch), report.device, repeats=5, warm_ups=2)
+    sizes, tokens = plan.sizes, count * length
+    linear = sum(p.numel() for p in made.decoder.blocks.parameters() if p.ndim == 2)
+    attention = 2 * sizes.layers * sizes.heads * sizes.head_dim * length * length * count
+    work = 2 * linear * tokens + attention
+    report.note(
+        f"prefill {count} x {length} tokens",
+        f"{ms:.2f} ms, {tokens / ms * 1e3:.0f} tokens/s, {work / ms / 1e9:.0f} TFLOP/s, {work / ms * 1e3 / peak:.0%}"
+        " of the matrix product's rate",
+    )
+
+
+def _profile(report: Report, plan: Plan, made: Model) -> None:
+    """Where the time of a decode step goes, by kernel."""
+    if report.device.type != "cuda":
+        return
+    rows = plan.rows[-1]
+    batch = decode_batch([plan.context] * rows, made.cache, plan.sizes.vocab, seed=rows)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        made.step(batch)
+        synchronize(report.device)
+    events = sorted(profile.key_averages(), key=lambda event: -event.self_device_time_total)
+    total = sum(event.self_device_time_total for event in events)
+    for event in events[:12]:
+        share = event.self_device_time_total / total
+        name = " ".join(event.key.split())[:70]
+        report.note(
+            f"step of {rows} rows: {share:.1%}", f"{event.count} x {name}, {event.self_device_time_total:.0f} us"
+        )
+
+
+@torch.inference_mode()
+def kernel_speed(report: Report, shard: int, shards: int) -> None:
+    """Attention against its bytes and operations; both layouts of a linear map."""
+    plan = Plan.of(dry=report.dry)
+    bandwidth = _copy_bandwidth(report, plan)
+    if report.dry:
+        _decode_speed(report, 1, 64, bandwidth)
+        _linear_speed(report, 2, 64, 128, bandwidth)
+        return
+    for rows, context in ((1, 1024), (1, 32768), (8, 1024), (8, 8192), (64, 1024), (64, 8192), (128, 1024)):
+        _decode_speed(report, rows, context, bandwidth)
+    for count, length in ((1, 8192), (8, 1024), (64, 128)):
+        _prefill_speed(report, count, length)
+    for inputs, outputs in ((4096, 6144), (4096, 4096), (4096, 28672), (14336, 4096), (4096, 128256)):
+        for tokens in (1, 8, 64, 512):
+            _linear_speed(report, tokens, inputs, outputs, bandwidth)
+
+
+def _decode_speed(report: Report, rows: int, context: int, bandwidth: float) -> None:
+    shape = Shape(((context - 1, 1),) * rows, 32, 8, 128, dtype=torch.bfloat16)
+    case = build(shape, report.device, seed=0)
+    kernel = TritonPaged(case.problem)
+    ms = median_ms(
+        lambda: kernel.forward(case.query, case.cache, case.batch), report.device, repeats=3 if report.dry else 20
+    )
+    read = rows * context * shape.kv_heads * shape.head_dim * 2 * shape.dtype.itemsize
+    rate = read / ms * 1e3
+    report.note(
+        f"decode attention {rows} x {context}", f"{ms * 1e3:.1f} us, {rate / 1e12:.2f} TB/s, {rate / bandwidth:.0%}"
+    )
+
+
+def _prefill_speed(report: Report, count: int, length: int) -> None:
+    shape = Shape(((0, length),) * count, 32, 8, 128, dtype=torch.bfloat16)
+    case = build(shape, report.device, seed=0)
+    kernel = TritonPaged(case.problem)
+    ours = median_ms(lambda: kernel.forward(case.query, case.cache, case.batch), report.device)
+    size = (count, shape.heads, length, shape.head_dim)
+    query = torch.randn(size, dtype=shape.dtype, device=report.device)
+    key, value = (torch.randn((count, 8, *size[2:]), dtype=shape.dtype, device=report.device) for _ in range(2))
+
+    def dense() -> Tensor:
+        return F.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=True)
+
+    theirs = median_ms(dense, report.device)
+    work = 2 * count * shape.heads * shape.head_dim * length * length
+    report.note(
+        f"prefill attention {count} x {length}",
+        f"{ours:.3f} ms, {work / ours / 1e9:.0f} TFLOP/s; torch on dense keys {theirs:.3f} ms",
+    )
+
+
+def _linear_speed(report: Report, tokens: int, inputs: int, outputs: int, bandwidth: float) -> None:
+    """x @ w with w as (in, out), as the model has it, and as (out, in). Weights rotate, so that no cache holds them."""
+    dtype, device = torch.bfloat16, report.device
+    copies = 1 if report.dry else max(1, min(8, 2**30 // (inputs * outputs * 2)))
+    x = torch.randn(tokens, inputs, dtype=dtype, device=device)
+    ours = [torch.randn(inputs, outputs, dtype=dtype, device=device) for _ in range(copies)]
+    theirs = [torch.randn(outputs, inputs, dtype=dtype, device=device) for _ in range(copies)]
+    first = median_ms(lambda: [x @ w for w in ours], device, repeats=10) / copies
+    second = median_ms(lambda: [F.linear(x, w) for w in theirs], device, repeats=10) / copies
+    floor = inputs * outputs * dtype.itemsize / bandwidth * 1e3
+    report.note(
+        f"linear {tokens} x {inputs} -> {outputs}",
+        f"(in, out) {first * 1e3:.1f} us, {floor / first:.0%}; (out, in) {second * 1e3:.1f} us, {floor / second:.0%}",
+    )

@@ -1,0 +1,88 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from model_executor.attention import torch_matmul
+from model_executor.attention.torch_matmul import TorchMatmul
+from model_executor.attention.torch_ref import TorchReference
+from tests.model_executor.paged import Case, make_case, make_problem
+
+# Float32 sums of at most 130 terms of size 1, in another order.
+TOLERANCE = {torch.float32: 4e-6, torch.bfloat16: 2e-2, torch.float16: 2e-3}
+ROWS = st.lists(
+    st.tuples(st.integers(0, 120), st.just(1)) | st.tuples(st.integers(0, 40), st.integers(1, 9)),
+    min_size=1,
+    max_size=8,
+)
+
+
+def difference(case: Case) -> float:
+    """Largest difference between the fast path and the oracle."""
+    fast, oracle = (
+        kernel(case.problem).forward(case.query, case.cache[0], case.batch) for kernel in (TorchMatmul, TorchReference)
+    )
+    assert fast.dtype == case.problem.dtype
+    return float((fast.float() - oracle.float()).abs().max())
+
+
+@settings(max_examples=120, deadline=None)
+@given(
+    ROWS,
+    st.sampled_from([(1, 1), (4, 4), (4, 2), (9, 3), (3, 1)]),
+    st.sampled_from([1, 4, 16]),
+    st.none() | st.integers(1, 130),
+    st.none() | st.sampled_from([0.5, 3.0, 50.0]),
+    st.integers(0, 10**6),
+)
+def test_equals_the_oracle(
+    rows: list[tuple[int, int]],
+    heads: tuple[int, int],
+    block_size: int,
+    window: int | None,
+    soft_cap: float | None,
+    seed: int,
+) -> None:
+    problem = make_problem(*heads, block_size=block_size, window=window, soft_cap=soft_cap)
+    assert difference(make_case(problem, rows, seed)) < TOLERANCE[torch.float32]
+
+
+@pytest.mark.parametrize("portion", [1, 40, 300])
+@pytest.mark.parametrize("window", [None, 7])
+def test_portions_of_a_long_prompt(monkeypatch: pytest.MonkeyPatch, portion: int, window: int | None) -> None:
+    monkeypatch.setattr(torch_matmul, "SCORES_AT_ONCE", portion)
+    problem = make_problem(window=window, soft_cap=2.0)
+    assert difference(make_case(problem, [(0, 33), (12, 9), (30, 1)], seed=4)) < TOLERANCE[torch.float32]
+
+
+@pytest.mark.parametrize("dtype", list(TOLERANCE))
+@pytest.mark.parametrize("head_dim", [16, 80])
+def test_equals_the_oracle_in_each_dtype(dtype: torch.dtype, head_dim: int) -> None:
+    problem = make_problem(6, 2, head_dim, 16, dtype, soft_cap=20.0)
+    rows = [(40, 1), (0, 33), (41, 1), (16, 16), (0, 1), (3, 5)]
+    assert difference(make_case(problem, rows, seed=1, poison=200.0)) < TOLERANCE[dtype]
+
+
+@pytest.mark.parametrize("window", [None, 3])
+def test_what_lies_beyond_a_context_has_no_weight(window: int | None) -> None:
+    """Bits are equal whatever the free places of the cache hold, so nothing of an earlier owner gets through."""
+    problem = make_problem(window=window, soft_cap=4.0)
+    rows = [(29, 1), (17, 1), (2, 6), (0, 3), (5, 1)]
+    outputs = []
+    for poison in (0.0, 3e4):
+        case = make_case(problem, rows, seed=2, poison=poison)
+        outputs.append(TorchMatmul(problem).forward(case.query, case.cache[0], case.batch))
+    assert torch.equal(*outputs)
+
+
+def test_queries_may_be_a_view() -> None:
+    problem = make_problem(soft_cap=4.0)
+    case = make_case(problem, [(9, 1), (0, 5), (3, 1)], seed=3)
+    packed = torch.cat((case.query, torch.randn(case.query.shape)), dim=1)
+    view = packed[:, : problem.num_heads]
+    kernel = TorchMatmul(problem)
+    output = kernel.forward(view, case.cache[0], case.batch)
+    assert not view.is_contiguous()
+    assert torch.equal(output, kernel.forward(case.query, case.cache[0], case.batch))

@@ -1,0 +1,48 @@
+"""A cut of every family: transformers and Tercet compute on it what they compute on the blocks that it holds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from model_executor.tools.model import open_model
+from tests.model_executor.engine import load
+from tests.model_executor.tools.folders import KEPT, cut, in_transformers, write_model
+
+PROMPT = np.random.default_rng(7).integers(1, 96, 40).tolist()
+
+
+@pytest.fixture(scope="module", params=KEPT)
+def name(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(scope="module")
+def source(name: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_model(tmp_path_factory.mktemp(name) / "source", name)
+
+
+@pytest.fixture(scope="module")
+def out(name: str, source: Path) -> Path:
+    return cut(source, source.parent / "out", KEPT[name])
+
+
+def test_transformers_computes_the_same(name: str, source: Path, out: Path) -> None:
+    both = in_transformers(source, out, KEPT[name], PROMPT)
+    assert both.faults == []
+    assert np.array_equal(both.cut, both.removed)
+
+
+def test_tercet_computes_the_same(name: str, source: Path, out: Path) -> None:
+    chosen, whole = load(source, KEPT[name]), load(out)
+    assert np.array_equal(whole.logits(PROMPT), chosen.logits(PROMPT))
+    assert whole.report.bytes_materialized == chosen.report.bytes_materialized
+    assert list(whole.plan.classes) == list(chosen.plan.classes)
+
+
+def test_each_block_is_its_source(name: str, source: Path, out: Path) -> None:
+    before, after = open_model(source).spec, open_model(out).spec
+    names = [before.layers[s].class_name for s in KEPT[name]]
+    assert [layer.class_name for layer in after.layers] == names
