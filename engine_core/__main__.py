@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from engine_core.wire.child import bind_to_parent
+from engine_core.wire.logs import log_lines
 
 log = logging.getLogger("engine_core")
 
@@ -29,14 +30,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     if options.parent_fd is not None:
         bind_to_parent(options.parent_fd)
-    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    # The configuration says in which form; until it is read, lines are for people.
+    log_lines("core", "text")
     # Only now, tied to the parent, what takes time to import.
     from engine_core.process import Paths, serve
 
     paths = Paths(
         config=options.config, client_socket=options.socket, runtime_dir=options.runtime_dir, trace=options.trace_file
     )
-    return serve(paths, options.executor_module)
+    return serve(paths, options.executor_module, options.incarnation)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -45,6 +47,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--socket", type=Path, required=True, help="where clients connect")
     parser.add_argument("--runtime-dir", type=Path, required=True, help="private directory for the executor's socket")
     parser.add_argument("--parent-fd", type=int, help="end of a pipe that the parent holds open")
+    parser.add_argument("--incarnation", type=int, default=1, help="how many cores there have been, with this one")
     parser.add_argument("--trace-file", type=Path, help="write a timeline of the last steps here at the end")
     parser.add_argument("--executor-module", default="model_executor", help=argparse.SUPPRESS)
     return parser

@@ -19,6 +19,7 @@ import msgspec
 
 from engine_core.clients import Clients
 from engine_core.condition import Condition
+from engine_core.ending import is_final
 from engine_core.errors import ResultMismatch, StaleResult
 from engine_core.executor_client import ExecutorClient
 from engine_core.readiness import announcement, limits_of, unlike
@@ -54,24 +55,6 @@ LATE_S: Final = 1.0
 # Between two self-checks of an idle engine.
 SELF_CHECK_S: Final = 5.0
 
-EXIT_CLEAN: Final = 0
-EXIT_START_REFUSED: Final = 3
-EXIT_FAILED: Final = 4
-
-# Endings after which another core would end in the same way, or has tried often enough.
-FINAL_CODES: Final = ("start_refused", "protocol", "executor_died", "stalled")
-
-
-def exit_status(ending: Fatal) -> int:
-    """The exit status of the process for what clients were told at its end."""
-    match ending.code:
-        case "shutdown":
-            return EXIT_CLEAN
-        case "start_refused" | "protocol":
-            return EXIT_START_REFUSED
-        case _:
-            return EXIT_FAILED
-
 
 class Engine:
     """The engine core of one server.
@@ -80,6 +63,7 @@ class Engine:
         config: what to run.
         clients: who is served.
         executor: what runs the plans.
+        incarnation: how many cores there have been, with this one.
         timeline: where steps are traced, if at all.
         make_scheduler: the scheduler's class.
         clock: monotonic seconds.
@@ -91,11 +75,15 @@ class Engine:
         clients: Clients,
         executor: ExecutorClient,
         *,
+        incarnation: int = 1,
         timeline: Timeline | None = None,
         make_scheduler: type[Scheduler] = Scheduler,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._config = config
+        self._incarnation = incarnation
+        self._drained_by = b""
+        self._leaving = False
         self._clients = clients
         self._executor = executor
         self._timeline = timeline
@@ -139,8 +127,11 @@ class Engine:
     def _end(self, why: Fatal) -> None:
         assert self._ending is not None, "run() makes the future"
         if not self._ending.done():
-            # Whoever owns this core may start another one, unless it said that all is over.
-            final = why.code in FINAL_CODES or self._condition.draining or self._budget.limit == 0
+            final = is_final(
+                why,
+                replaceable=self._budget.limit > 0 and not self._leaving,
+                replacement_failed=self._incarnation > 1 and self._condition.ready is None,
+            )
             self._ending.set_result(msgspec.structs.replace(why, final=final))
 
     def _own(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
@@ -299,9 +290,11 @@ class Engine:
             case Hello():
                 self._hello(client, message, now)
             case Bye():
+                # The one that had it drain was its owner.
+                self._leaving |= client == self._drained_by
                 self._clients.remove(client, "bye")
             case Drain():
-                self._condition.draining = True
+                self._condition.draining, self._drained_by = True, client
                 log.info("draining: new requests are refused")
             case Inspect():
                 self._clients.send(client, self._condition.inspect(message.seq))

@@ -271,8 +271,8 @@ class ExecutorClient:
         log.log(logging.WARNING if self.malformed == 1 else logging.DEBUG, "dropped a frame at executor.sock: %s", why)
 
     def _hello(self, identity: bytes, hello: ExecutorHello) -> None:
-        if hello.pid != self.pid or self._phase == "none":
-            self._drop(f"hello of pid {hello.pid}, the executor is {self.pid}")
+        if hello.pid != self.pid or self._phase == "none" or self._identity is not None:
+            self._drop(f"hello of pid {hello.pid}, the executor is {self.pid}, and {self._phase}")
             return
         for field, expected, given in (
             ("protocol", PROTOCOL, hello.protocol),

@@ -11,12 +11,14 @@ import zmq
 import zmq.asyncio
 
 from engine_core.clients import Clients
-from engine_core.engine import Engine, exit_status
+from engine_core.ending import exit_status
+from engine_core.engine import Engine
 from engine_core.executor_client import ExecutorClient
 from engine_core.timeline import Timeline
 from engine_core.wire.client import Fatal
 from engine_core.wire.config import ConfigInvalid, EngineConfig, read_config
 from engine_core.wire.errors import SocketPathTooLong
+from engine_core.wire.logs import log_lines
 from engine_core.wire.transport import EXECUTOR_SOCKET, bind_router
 
 log = logging.getLogger(__name__)
@@ -42,13 +44,14 @@ class Paths(NamedTuple):
     trace: Path | None
 
 
-def serve(paths: Paths, executor_module: str) -> int:
+def serve(paths: Paths, executor_module: str, incarnation: int) -> int:
     """Run an engine core until it ends; gives the exit status."""
     reason: Exception
     try:
         config = read_config(paths.config)
+        log_lines("core", config.log.log_format)
         timeline = None if paths.trace is None else Timeline(paths.trace)
-        ending = uvloop.run(_serve(config, paths, executor_module, timeline))
+        ending = uvloop.run(_serve(config, paths, executor_module, incarnation, timeline))
     except (ConfigInvalid, SocketPathTooLong, OSError, zmq.ZMQError) as error:
         reason = error
     else:
@@ -57,7 +60,9 @@ def serve(paths: Paths, executor_module: str) -> int:
     return EXIT_USAGE
 
 
-async def _serve(config: EngineConfig, paths: Paths, executor_module: str, timeline: Timeline | None) -> Fatal:
+async def _serve(
+    config: EngineConfig, paths: Paths, executor_module: str, incarnation: int, timeline: Timeline | None
+) -> Fatal:
     context = zmq.asyncio.Context()
     executor_socket = paths.runtime_dir / EXECUTOR_SOCKET
     try:
@@ -69,7 +74,7 @@ async def _serve(config: EngineConfig, paths: Paths, executor_module: str, timel
             socket_path=executor_socket,
             module=executor_module,
         )
-        ending = await Engine(config, clients, executor, timeline=timeline).run()
+        ending = await Engine(config, clients, executor, incarnation=incarnation, timeline=timeline).run()
         clients.close(LINGER_MS)
         executor.close()
         if timeline is not None:

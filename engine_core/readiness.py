@@ -32,7 +32,7 @@ def announcement(config: EngineConfig, ready: ExecutorReady) -> Ready:
         num_kv_blocks=ready.num_kv_blocks,
         block_size=config.cache.block_size,
     )
-    return Ready(model, ready.load, ready.kernels, ready.startup_s, ready.epoch)
+    return Ready(model, ready.load, ready.kernels, ready.startup_s, ready.epoch, ready.graphs)
 
 
 def unlike(before: Limits, after: Limits) -> str | None:

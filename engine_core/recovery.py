@@ -117,7 +117,7 @@ class Recovery:
         self._lost_at, self._tries = None, 0
 
     def _may_start_again(self, why: Fatal) -> bool:
-        return why.code == "executor_died" and self._executor.outside
+        return why.code in ("executor_died", "stalled") and self._executor.outside
 
     def _judge(self, scheduler: Scheduler) -> Verdict:
         suspects = scheduler.suspects()

@@ -59,7 +59,7 @@ class Timeline:
         self._spans.append(Span(lane, name, start_ns, end_ns, args))
 
     def add_step(self, result: StepResult, plan: SentPlan) -> None:
-        """Keep a step of the executor, and the gap before it in which the device had nothing to do.
+        """Keep a step of the executor, with the rows it was padded to (0: it ran as it is), and the gap before it in which the device had nothing to do.
 
         The gap is the engine's own doing if the plan was `queued` behind another one, else a lack of requests.
         """
@@ -67,7 +67,13 @@ class Timeline:
         if self._step_end_ns is not None and start_ns > self._step_end_ns:
             self.add("executor", "idle", self._step_end_ns, start_ns, step=plan.step, queued=int(plan.queued))
         self._step_end_ns = end_ns
-        self.add("executor", "step", start_ns, end_ns, step=plan.step, tokens=plan.tokens, rows=plan.rows)
+        self.add(
+            *("executor", "step", start_ns, end_ns),
+            step=plan.step,
+            tokens=plan.tokens,
+            rows=plan.rows,
+            bucket=result.bucket,
+        )
 
     def write(self) -> None:
         """Write the file; it is whole or unchanged.

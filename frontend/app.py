@@ -22,6 +22,7 @@ from frontend.api.ops import Ops
 from frontend.api.reports import Reports
 from frontend.api.service import Service
 from frontend.api.texts import Texts
+from frontend.api.ticket import Ticketed
 from frontend.errors import FrontendError, MethodUnknown, RequestError, RouteUnknown, shown
 
 logger = logging.getLogger(__name__)
@@ -49,7 +50,7 @@ def create_app(service: Service, texts: Texts, version: str) -> ASGIApp:
     app = Starlette(routes=routes, exception_handlers=handlers)
     # A path with a slash too many is no other path: no redirects.
     app.router.redirect_slashes = False
-    return KeyGuard(app, service.options.api_key)
+    return Ticketed(KeyGuard(app, service.options.api_key), log=service.options.enable_log_requests)
 
 
 async def _on_error(_: Request, error: Exception) -> Response:

@@ -30,6 +30,11 @@ DEFAULT_BACKLOG_BYTES: Final = 4_194_304
 SEED_BITS: Final = 63
 
 
+def random_seed() -> int:
+    """A seed that nobody can foresee."""
+    return secrets.randbits(SEED_BITS)
+
+
 class AsyncClient:
     """A client of an engine core; make one with `connect`, end it with `close` or `async with`.
 
@@ -68,8 +73,9 @@ class AsyncClient:
         self._prefix = secrets.token_hex(6)
         self._count = 0
         self._inspections: dict[int, asyncio.Future[wire.Inspection]] = {}
-        self._lost_at: float | None = None
+        self._was_lost = False
         self._draining = False
+        self._requests = OpenRequests(self._send)
         ears = Ears(
             message=self._handle,
             ready=self._on_ready,
@@ -77,7 +83,6 @@ class AsyncClient:
             ended=self._ended,
             before_ping=self._requests.flush,
         )
-        self._requests = OpenRequests(lambda message: self._link.send(message))
         self._link = Link(socket, name=name, silence_s=silence_s, return_s=return_s, ears=ears)
 
     @classmethod
@@ -92,7 +97,7 @@ class AsyncClient:
         max_backlog_bytes: int = DEFAULT_BACKLOG_BYTES,
         silence_s: float | None = None,
         return_s: float = DEFAULT_RETURN_S,
-        draw_seed: Callable[[], int] = partial(secrets.randbits, SEED_BITS),
+        draw_seed: Callable[[], int] = random_seed,
     ) -> AsyncClient:
         """Connect and wait for the core's welcome; the model may still load (wait_ready).
 
@@ -335,6 +340,9 @@ class AsyncClient:
     def _abort(self, request_id: str) -> None:
         self._requests.abort(request_id, told=self.lost is None and self.fatal is None)
 
+    def _send(self, message: wire.ClientToCore) -> None:
+        self._link.send(message)
+
     def _handle(self, message: wire.CoreToClient) -> None:
         match message:
             case wire.Outputs():
@@ -362,17 +370,16 @@ class AsyncClient:
     def _on_ready(self, _: wire.Ready) -> None:
         """A core, or a core's next executor, is ready; a new core is given all that is open."""
         self._engine = ("ready", "")
-        if self._lost_at is None:
+        if not self._was_lost:
             return
-        requests = self._requests.resubmit()
-        self.recoveries.core_replaced(self._loop.time() - self._lost_at, requests)
-        self._lost_at = None
+        self._was_lost = False
+        self.recoveries.reconnected(self._requests.resubmit())
         if self._draining:
             with contextlib.suppress(Backpressure, EngineDead):
                 self._link.send(wire.Drain())
 
     def _on_lost(self, fatal: wire.Fatal) -> None:
-        self._lost_at = self._loop.time()
+        self._was_lost = True
         self._requests.forget_unsent()
         self._fail_inspections(fatal)
 

@@ -16,6 +16,7 @@ from engine_core.wire.config import EngineConfig
 from frontend.errors import UsageError
 
 MASK: Final = "***"
+API_KEY_VARIABLE: Final = "TERCET_API_KEY"
 
 
 class HttpOptions(Struct, frozen=True, forbid_unknown_fields=True):
@@ -32,9 +33,10 @@ class HttpOptions(Struct, frozen=True, forbid_unknown_fields=True):
         Meta(description="name that requests call the model by (repeatable; default: the folder as given)"),
     ] = ()
     api_key: Annotated[
-        tuple[str, ...],
+        tuple[Annotated[str, Meta(min_length=1)], ...],
         Meta(description="key that requests must bring as a bearer token (repeatable; also from TERCET_API_KEY)"),
     ] = ()
+    api_key_file: Annotated[str | None, Meta(description="file with further keys, one a line; read once")] = None
     shutdown_timeout: Annotated[
         float, Meta(ge=0, le=86400, description="seconds that running answers get after SIGTERM or Ctrl-C")
     ] = 30.0
@@ -95,6 +97,22 @@ def printable(config: ServeConfig) -> str:
     """The configuration as JSON, API keys masked."""
     masked = msgspec.structs.replace(config.http, api_key=tuple(MASK for _ in config.http.api_key))
     return msgspec.json.format(msgspec.json.encode(msgspec.structs.replace(config, http=masked))).decode()
+
+
+def read_keys(path: Path) -> tuple[str, ...]:
+    """The API keys in a file, one a line; empty lines and blanks around a key do not count.
+
+    Raises:
+        UsageError: the file cannot be read, or holds no key: the server would stand open.
+    """
+    try:
+        text = path.read_bytes().decode()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"--api-key-file {path}: {getattr(error, 'strerror', None) or 'is no UTF-8 text'}") from error
+    keys = tuple(line.strip() for line in text.splitlines() if line.strip())
+    if not keys:
+        raise UsageError(f"--api-key-file {path}: holds no key")
+    return keys
 
 
 def read_values(path: Path) -> dict[str, object]:

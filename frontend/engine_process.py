@@ -1,20 +1,31 @@
-"""The engine core below this server: started, connected to, watched, ended."""
+"""The engine core below this server: started, connected to, watched, replaced when it is lost, ended.
+
+The core is lost when its process ends, when its connection closes, when it is silent for longer than --step-timeout, or
+when it says that it cannot go on. Another one takes its place within the budget of --max-restarts; the client submits
+all open requests to it. The first start is tried again only when the core was killed from outside: what it says or does
+by itself would happen again.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import os
+import random
+import time
 from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from msgspec.structs import replace
 
+from engine_core.wire.budget import RestartBudget
 from engine_core.wire.child import Child
-from engine_core.wire.client import Progress, Ready
+from engine_core.wire.client import Fatal, Progress, Ready
 from engine_core.wire.config import EngineConfig, config_hash, write_config
 from engine_core.wire.errors import Backpressure
-from frontend.client import AsyncClient
+from engine_core.wire.pulse import Pulse, sample
+from frontend.async_client import SEED_BITS, AsyncClient
 from frontend.errors import (
     EXIT_REFUSED,
     EXIT_USAGE,
@@ -39,11 +50,17 @@ WELCOME_S: Final = 30.0
 START_MARGIN_S: Final = 10.0
 WATCH_S: Final = 0.25
 LAST_WORDS_S: Final = 2.0
+LOOK_S: Final = 0.01
 END_S: Final = 5.0
+# Time for the lost core's executor to be gone, and what it held with it.
+EXECUTOR_END_S: Final = 5.0
+# Pause before another try when a replacement did not become ready; it doubles each time.
+RETRY_S: Final = 0.5
+RETRY_MOST_S: Final = 8.0
 
 
 class EngineProcess:
-    """One engine core and the connection to it.
+    """The engine core, whichever incarnation, and the connection to it.
 
     Args:
         config: of the engine.
@@ -51,12 +68,12 @@ class EngineProcess:
         socket: where the core listens to clients.
         tokenizer: of the model.
         max_backlog_bytes: most that may wait to be read of one answer.
-        on_progress: called with each Progress of the start.
-        on_ready: called when the engine takes requests.
+        on_progress: called with each Progress of the first start.
+        on_ready: called when the engine takes requests for the first time.
         module: how Python starts the core.
 
     Attributes:
-        client: the connection; None until there is one.
+        client: the connection, which outlives cores; None until there is one.
     """
 
     def __init__(
@@ -80,42 +97,63 @@ class EngineProcess:
         self._on_progress = on_progress
         self._on_ready = on_ready
         self._module = module
+        self._random = random.Random(config.model.seed)
+        self._budget = RestartBudget(config.recovery.max_restarts)
         self._child: Child | None = None
+        self._pulse = Pulse(0, 0.0)
         self._ended = asyncio.Event()
         self._failure: StartError | None = None
+        self._was_ready = False
+        self._lost: str | None = None
+        self._lost_at = 0.0
+        self._tries = 0
 
     @property
     def signs(self) -> Signs:
         """What is known of the engine's health."""
         known = Signs() if self.client is None else self.client.signs
-        return known if self._failure is None else replace(known, dead=str(self._failure))
+        if self._failure is not None:
+            return replace(known, dead=str(self._failure))
+        return replace(known, lost=known.lost or self._lost, stopped_s=self._pulse.stopped_s(time.monotonic()))
 
     async def run(self) -> StartError:
-        """Keep an engine running; gives why there is none any more.
+        """Keep an engine running; gives why there is none any more."""
+        incarnation = 1
+        while True:
+            loss = await self._live(incarnation)
+            if not loss.again or not self._budget.take(time.monotonic()):
+                return self._fail(loss)
+            incarnation += 1
+            await self._replace(loss)
 
-        An incarnation of the core lives and dies in `_live`, so that a restart is another turn here.
-        """
-        self._failure = await self._live()
-        return self._failure
-
-    async def _live(self) -> StartError:
+    async def _live(self, incarnation: int) -> Loss:
+        """One core, from its start to its loss."""
+        error: FrontendError | None = None
         try:
-            self._spawn()
-            self.client = client = await self._unless_ended(self._connect())
-            ready = await self._unless_ended(client.wait_ready(self._config.deadlines.start_timeout + START_MARGIN_S))
-            self._on_ready(ready)
-            while client.fatal is None and not self._ended.is_set():
-                await self._pause(WATCH_S)
-        except (EngineDead, EngineTimeout, _CoreEnded) as error:
-            return await self._verdict(error)
-        return await self._verdict(None)
+            self._spawn(incarnation)
+            if self.client is None:
+                self.client = await self._unless_ended(self._connect())
+            limit = self._config.deadlines.start_timeout + START_MARGIN_S
+            ready = await self._unless_ended(self.client.wait_ready(limit))
+            self._note_ready(ready)
+            await self._watch(self.client)
+        except (EngineDead, EngineTimeout, _CoreEnded) as found:
+            error = found
+        return await self._verdict(error)
 
-    def _spawn(self) -> None:
+    def _spawn(self, incarnation: int) -> None:
         path = self._runtime_dir / CONFIG_FILE
         write_config(self._config, path)
         arguments = [*self._module, "--config", str(path), "--socket", str(self._socket)]
-        self._child = Child.spawn("engine core", [*arguments, "--runtime-dir", str(self._runtime_dir)])
-        asyncio.get_running_loop().add_reader(self._child.fileno(), self._ended.set)
+        arguments += ["--runtime-dir", str(self._runtime_dir), "--incarnation", str(incarnation)]
+        self._ended.clear()
+        self._child = Child.spawn("engine core", arguments)
+        self._pulse = Pulse(self._child.pid, time.monotonic())
+        asyncio.get_running_loop().add_reader(self._child.fileno(), self._on_end, self._child)
+
+    def _on_end(self, child: Child) -> None:
+        asyncio.get_running_loop().remove_reader(child.fileno())
+        self._ended.set()
 
     async def _connect(self) -> AsyncClient:
         client = await AsyncClient.connect(
@@ -123,13 +161,63 @@ class EngineProcess:
             name="http",
             deadline_s=WELCOME_S,
             tokenizer=self._tokenizer,
-            on_progress=self._on_progress,
+            on_progress=self._show_progress,
             max_backlog_bytes=self._max_backlog_bytes,
+            silence_s=self._config.deadlines.step_timeout,
+            # It is told when no other core comes.
+            return_s=float("inf"),
+            draw_seed=lambda: self._random.getrandbits(SEED_BITS),
         )
         if client.config_hash != config_hash(self._config):
             await client.close()
             raise EngineDead("another engine core answers on the socket", "protocol")
         return client
+
+    def _show_progress(self, progress: Progress) -> None:
+        if not self._was_ready:
+            self._on_progress(progress)
+
+    def _note_ready(self, ready: Ready) -> None:
+        if not self._was_ready:
+            self._was_ready = True
+            self._on_ready(ready)
+        if self._lost is not None and self._child is not None and self.client is not None:
+            self.client.recoveries.engine_replaced(time.monotonic() - self._lost_at)
+            logger.warning(
+                "engine core lost: %s; replaced by pid %d in %.2f s, %d open requests go on; "
+                "%d of %d restarts used in %g minutes",
+                self._lost,
+                self._child.pid,
+                time.monotonic() - self._lost_at,
+                self.client.open_generations,
+                self._budget.used(time.monotonic()),
+                self._budget.limit,
+                self._budget.window_s / 60,
+            )
+        self._lost, self._tries = None, 0
+
+    async def _watch(self, client: AsyncClient) -> None:
+        """Return when the core is lost."""
+        before = time.monotonic()
+        while client.fatal is None and not self._ended.is_set():
+            if client.lost is not None and not await self._heals(client):
+                return
+            await self._pause(WATCH_S)
+            now = time.monotonic()
+            if now - before > 1.0 + WATCH_S:
+                # This process was held up itself.
+                self._pulse.forgive(now - before)
+            before = now
+            self._pulse.look(now)
+
+    async def _heals(self, client: AsyncClient) -> bool:
+        """Whether the client finds the core again: it lives, and had only forgotten this client."""
+        deadline = time.monotonic() + LAST_WORDS_S
+        while client.lost is not None and not self._ended.is_set():
+            if client.lost.code == "stalled" or time.monotonic() > deadline:
+                return False
+            await self._pause(LOOK_S)
+        return client.lost is None
 
     async def _unless_ended(self, work: Coroutine[Any, Any, T]) -> T:
         task = asyncio.create_task(work)
@@ -138,7 +226,7 @@ class EngineProcess:
             await asyncio.wait({task, ended}, return_when=asyncio.FIRST_COMPLETED)
             if not task.done():
                 # What the core said last may be on its way.
-                await asyncio.wait({task}, timeout=LAST_WORDS_S)
+                await asyncio.wait({task}, timeout=LAST_WORDS_S if not self._was_ready else 0.0)
             if not task.done():
                 raise _CoreEnded("the engine core ended")
             return task.result()
@@ -154,21 +242,61 @@ class EngineProcess:
             return False
         return True
 
-    async def _verdict(self, error: FrontendError | None) -> StartError:
-        """The cause in one line, as precisely as core and system tell it."""
-        await self._pause(LAST_WORDS_S)
-        fatal = self.client.fatal if self.client is not None else None
-        status = self._child.status() if self._child is not None else None
-        code, message = ("", "") if fatal is None else (fatal.code, fatal.message)
-        if fatal is None and isinstance(error, EngineDead):
-            code, message = error.code, error.message
+    async def _verdict(self, error: FrontendError | None) -> Loss:
+        """The cause in one line, as precisely as core and system tell it, and whether another core may help."""
+        client, child = self.client, self._child
+        hangs = client is not None and client.lost is not None and client.lost.code == "stalled"
+        if not hangs:
+            # A core that closed its socket ends soon; one that ended may have said why.
+            await self._pause(LAST_WORDS_S)
+            await self._hear_out()
+        status = None if child is None else child.status()
+        said = _said(client, error)
         how = "" if status is None else f"signal {-status}" if status < 0 else f"exit status {status}"
-        if code == "start_refused":
-            return StartRefused(message)
-        if status in (EXIT_USAGE, EXIT_REFUSED):
-            return StartRefused(message or f"the engine core refused to start ({how}); its own lines say why")
-        cause = message or str(error or "it ended")
-        return EngineFailed(f"the engine core failed: {cause}" + (f" ({how})" if how else ""))
+        if said is not None and said.code == "start_refused" and said.final:
+            return Loss(StartRefused(said.message), again=False)
+        cause = said.message if said is not None else str(error or "it ended")
+        if not self._was_ready and status in (EXIT_USAGE, EXIT_REFUSED):
+            known = f"the engine core refused to start ({how}); its own lines say why"
+            return Loss(StartRefused(said.message if said is not None else known), again=False)
+        failure = EngineFailed(f"the engine core failed: {cause}" + (f" ({how})" if how else ""))
+        outside = status is not None and status <= 0
+        final = client is not None and client.fatal is not None
+        return Loss(failure, again=not final and (self._was_ready or outside))
+
+    async def _hear_out(self) -> None:
+        """The connection closes with the process, once what came before has been read."""
+        client, deadline = self.client, time.monotonic() + LAST_WORDS_S
+        if client is None:
+            return
+        while client.fatal is None and client.lost is None and time.monotonic() < deadline:  # noqa: ASYNC110 - rare
+            await asyncio.sleep(LOOK_S)
+
+    def _fail(self, loss: Loss) -> StartError:
+        failure = loss.failure
+        if loss.again and self._budget.limit > 0:
+            failure = EngineFailed(f"{failure}; {self._budget.spent()}")
+        self._failure = failure
+        if self.client is not None:
+            self.client.cut(Fatal("internal", str(failure)))
+        return failure
+
+    async def _replace(self, loss: Loss) -> None:
+        """See that nothing is left of the lost core before the next one starts."""
+        if self._lost is None:
+            self._lost, self._lost_at = str(loss.failure), time.monotonic()
+        logger.info("%s; another one starts", loss.failure)
+        self._tries += 1
+        client = self.client
+        if client is not None and client.lost is None:
+            client.cut(Fatal("internal", str(loss.failure), final=False))
+        executor = 0 if client is None or client.status is None else client.status.executor_pid
+        await self._end_child(0.0)
+        deadline = time.monotonic() + EXECUTOR_END_S
+        while _runs(executor) and time.monotonic() < deadline:  # noqa: ASYNC110 - no event tells of another's child
+            await asyncio.sleep(LOOK_S)
+        if self._tries > 1:
+            await asyncio.sleep(min(RETRY_S * 2.0 ** (self._tries - 2), RETRY_MOST_S))
 
     def drain(self) -> None:
         """Ask the core to take nothing new."""
@@ -180,13 +308,44 @@ class EngineProcess:
 
     async def stop(self) -> None:
         """End the connection and the process."""
+        self.drain()
         if self.client is not None:
             await self.client.close()
+        await self._end_child(END_S)
+
+    async def _end_child(self, grace_s: float) -> None:
         child, self._child = self._child, None
         if child is not None:
             asyncio.get_running_loop().remove_reader(child.fileno())
-            await asyncio.to_thread(child.end, END_S)
+            await asyncio.to_thread(child.end, grace_s)
+
+
+class Loss:
+    """The end of one core.
+
+    Attributes:
+        failure: what to say if none follows.
+        again: whether another one may help.
+    """
+
+    def __init__(self, failure: StartError, *, again: bool) -> None:
+        self.failure = failure
+        self.again = again
 
 
 class _CoreEnded(FrontendError):
     """The process ended while it was waited for."""
+
+
+def _said(client: AsyncClient | None, error: FrontendError | None) -> Fatal | None:
+    """What the core, or the connection to it, gave as the cause."""
+    known = None if client is None else client.fatal or client.lost
+    if known is None and isinstance(error, EngineDead):
+        return Fatal(error.code, error.message)  # type: ignore[arg-type]
+    return known
+
+
+def _runs(pid: int) -> bool:
+    """Whether a process that is no child of this one still holds anything."""
+    seen = sample(pid) if pid not in (0, os.getpid()) else None
+    return seen is not None and seen.state not in ("Z", "X")

@@ -48,21 +48,23 @@ class Stream:
         self._waiting_bytes = 0
         self._error: FrontendError | None = None
         self._reader: asyncio.Future[None] | None = None
-        self._cached_tokens: int | None = None
+        self._cached_tokens = 0
+        self._continued = False
 
     def resumed(self) -> Submit:
         """The submission that continues this request on another core: the tokens that came count as generated."""
+        self._continued |= bool(self.received)
         return msgspec.structs.replace(self.submit, output=pack_ids(self.received), resumed=self.sent)
 
     def feed(self, output: Output) -> None:
         """Add an Output; too much that nobody read aborts the request."""
         if self.ended:
             return
-        if output.token_ids:
-            # What counts is what the first core found cached, not what a later one did when it computed all anew.
-            if self._cached_tokens is None:
-                self._cached_tokens = output.cached_tokens
-            output = _with_cached(output, self._cached_tokens)
+        if not self._continued:
+            self._cached_tokens = max(self._cached_tokens, output.cached_tokens)
+        elif output.cached_tokens != self._cached_tokens:
+            # What the first core found cached counts, not what a later one did when it computed all anew.
+            output = msgspec.structs.replace(output, cached_tokens=self._cached_tokens)
         self.received.extend(output.token_ids)
         self._waiting.append(output)
         self._waiting_bytes += _cost(output)
@@ -89,6 +91,11 @@ class Stream:
         self.ended = True
         self._waiting.append(Output(self.submit.request_id, [], finish="abort"))
         self._wake()
+
+    @property
+    def error(self) -> FrontendError | None:
+        """Why the request failed, known before it is read."""
+        return self._error
 
     async def next(self) -> Output:
         """All that came since the last call, as one Output.
@@ -136,6 +143,11 @@ class Generation:
     def ended(self) -> bool:
         """Whether the request has ended; some of the answer may still wait to be read."""
         return self._stream.ended
+
+    @property
+    def error(self) -> FrontendError | None:
+        """What the next read raises, when the request has failed."""
+        return self._stream.error
 
     def abort(self) -> None:
         """End the request now; at any moment, as often as you like. What was not read is followed by "abort"."""
@@ -246,6 +258,11 @@ class TextGeneration:
         """The id the request was submitted with."""
         return self._generation.request_id
 
+    @property
+    def error(self) -> FrontendError | None:
+        """What the next read raises, when the request has failed."""
+        return self._generation.error
+
     def abort(self) -> None:
         """End the request now; the next Delta is the last, with finish "abort"."""
         self._generation.abort()
@@ -315,12 +332,6 @@ class TextGeneration:
             cached_tokens=self._cached_tokens,
             times=times,
         )
-
-
-def _with_cached(output: Output, cached_tokens: int) -> Output:
-    if output.cached_tokens in (0, cached_tokens):
-        return output
-    return msgspec.structs.replace(output, cached_tokens=cached_tokens)
 
 
 def _cost(output: Output) -> int:

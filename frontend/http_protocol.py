@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
 import msgspec
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from frontend.api.errors import INVALID, UNAVAILABLE, ErrorAnswer, ErrorBody
 from frontend.api.exchange import CONNECTION
@@ -117,6 +117,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._ended = 0
         self._too_large = False
         self._ahead = bytearray()
+        self._answered: RequestResponseCycle | None = None
         self._unread = 0
         self._unread_since: float | None = None
         self._closing_since: float | None = None
@@ -131,6 +132,19 @@ class BoundedProtocol(HttpToolsProtocol):
             self._refuse(
                 "503", "Service Unavailable", "too many connections are open; try again", "no_room", UNAVAILABLE
             )
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The connection is gone: so is every request on it. uvicorn tells the one that came last only."""
+        super().connection_lost(exc)
+        self.pipeline.clear()
+        self._ahead.clear()
+        if self._answered is not None and not self._answered.response_complete:
+            self._answered.disconnected = True
+            self._answered.message_event.set()
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:  # noqa: ANN401 - an ASGI application
+        self._answered = cycle
+        super()._start_asgi_task(cycle, app)
 
     def _make_room(self) -> bool:
         idle = [each for each in self.connections if isinstance(each, BoundedProtocol) and each.is_idle]
@@ -240,7 +254,8 @@ class BoundedProtocol(HttpToolsProtocol):
     @property
     def is_busy(self) -> bool:
         """Whether an answer is being made."""
-        return self.cycle is not None and not self.cycle.response_complete
+        # Before the first request there is no cycle, whatever uvicorn's types say.
+        return bool(self.cycle) and not self.cycle.response_complete
 
     @property
     def is_idle(self) -> bool:

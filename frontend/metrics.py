@@ -17,6 +17,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from engine_core.wire.client import STEP_TIME_BOUNDS, STEP_TOKEN_BOUNDS, RequestTimes, Status
+from frontend.recoveries import Recoveries
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -61,14 +62,21 @@ class Metrics:
         model_name: the label of all samples.
         status: the engine's latest report, None before the first.
         clock: seconds, monotonic.
+        recoveries: counts of replaced processes.
     """
 
     def __init__(
-        self, model_name: str, status: Callable[[], Status | None], clock: Callable[[], float] = time.monotonic
+        self,
+        model_name: str,
+        status: Callable[[], Status | None],
+        clock: Callable[[], float] = time.monotonic,
+        *,
+        recoveries: Callable[[], Recoveries | None] = lambda: None,
     ) -> None:
         self.clock = clock
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(EngineCollector(model_name, status))
+        self._registry.register(RecoveryCollector(model_name, recoveries))
         self._model = model_name
         self.prompt_tokens = self._counter("prompt_tokens", "Prompt tokens of requests that gave a token.")
         self.prompt_tokens_cached = self._counter("prompt_tokens_cached", "Of these, taken from the prefix cache.")
@@ -194,6 +202,41 @@ COUNTERS: Final[tuple[tuple[str, str, Callable[[Status], float]], ...]] = (
     ("engine_malformed_frames", "Frames that were no message.", lambda status: status.malformed_frames),
     ("engine_stale_results", "Results of an earlier executor or step.", lambda status: status.stale_results),
 )
+
+
+class RecoveryCollector(Collector):
+    """Samples of replaced processes; nothing before the first connection.
+
+    Args:
+        model_name: the label.
+        recoveries: the counts.
+    """
+
+    def __init__(self, model_name: str, recoveries: Callable[[], Recoveries | None]) -> None:
+        self._model = model_name
+        self._recoveries = recoveries
+
+    def collect(self) -> Iterator[Metric]:
+        """The families, for one reading."""
+        counts = self._recoveries()
+        if counts is None:
+            return
+        for name, text, count in (
+            ("executor_restarts", "Executors that took the place of a lost one.", counts.executor_restarts),
+            ("engine_restarts", "Engine cores that took the place of a lost one.", counts.engine_restarts),
+            ("requests_recovered", "Open requests that went on after a loss, each time.", counts.requests),
+        ):
+            counter = CounterMetricFamily(f"tercet_{name}", text, labels=["model_name"])
+            counter.add_metric([self._model], count)
+            yield counter
+        gauge = GaugeMetricFamily(
+            "tercet_recovery_seconds",
+            "From the latest loss of a process to its successor's readiness.",
+            labels=["model_name", "process"],
+        )
+        gauge.add_metric([self._model, "executor"], counts.executor_s)
+        gauge.add_metric([self._model, "engine"], counts.engine_s)
+        yield gauge
 
 
 class EngineCollector(Collector):

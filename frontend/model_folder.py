@@ -6,6 +6,7 @@ come from safetensors only. All checks read headers, so that a broken folder is 
 
 from __future__ import annotations
 
+import stat
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -110,7 +111,7 @@ def read_object(path: Path, *, optional: bool = False) -> dict[str, Any]:
 
 def _read(path: Path) -> bytes:
     try:
-        size = path.stat().st_size
+        size = _size(path)
         if size > MAX_JSON_BYTES:
             raise ModelFolderError(path, f"is {size} bytes long, at most {MAX_JSON_BYTES}")
         data = path.read_bytes()
@@ -121,6 +122,14 @@ def _read(path: Path) -> bytes:
     if data.startswith(LFS_START):
         raise ModelFolderError(path, "is a pointer of Git LFS; the file itself was not downloaded")
     return data
+
+
+def _size(path: Path) -> int:
+    """The size of a file, links followed; a pipe would be waited for, and a device read without end."""
+    found = path.stat()
+    if not stat.S_ISREG(found.st_mode):
+        raise ModelFolderError(path, "is no regular file")
+    return found.st_size
 
 
 def _read_text(path: Path) -> str:
@@ -167,7 +176,10 @@ def tokenizer_files(path: Path) -> tuple[Path | None, Path | None]:
 
 
 def _check_tokenizer(path: Path, tokenizer_config: Mapping[str, Any]) -> None:
-    if any(tokenizer_files(path)):
+    found = [file for file in tokenizer_files(path) if file is not None]
+    for file in found:
+        _size(file)
+    if found:
         return
     auto_map = tokenizer_config.get("auto_map")
     if auto_map:
@@ -226,7 +238,8 @@ def _indexed(path: Path, index: Path) -> list[Path]:
     for name in names:
         if Path(name).name != name or name in {"", ".", ".."}:
             raise ModelFolderError(index, f"weight_map: {name!r} must be a file name, without a folder")
-    return [path / name for name in names]
+    # A file may be absent whose tensors nobody asks for: which those are, the executor knows.
+    return [path / name for name in names if (path / name).exists()] or [path / names[0]]
 
 
 def check_safetensors(path: Path) -> None:
@@ -236,8 +249,8 @@ def check_safetensors(path: Path) -> None:
         ModelFolderError: missing, a pointer of Git LFS, cut, or no safetensors file.
     """
     try:
+        size = _size(path)
         with path.open("rb") as file:
-            size = path.stat().st_size
             start = file.read(8)
             if LFS_START.startswith(start) and file.read(len(LFS_START) - 8) == LFS_START[8:]:
                 raise ModelFolderError(path, "is a pointer of Git LFS; the weights were not downloaded")

@@ -10,46 +10,44 @@ class Recoveries:
 
     Attributes:
         engine_restarts: cores that took the place of a lost one; engine_s: seconds of the latest such recovery.
+        executor_s: seconds of the latest recovery of an executor below a core.
     """
 
     def __init__(self) -> None:
         self.engine_restarts = 0
         self.engine_s = 0.0
-        self._resubmitted = 0
-        self._before = Status(0, "loading")
+        self.executor_s = 0.0
         self._latest = Status(0, "loading")
-        self._executor_s = 0.0
+        self._new = False
+        self._restarts_before = 0
+        self._requests_before = 0
 
     def note(self, status: Status) -> None:
         """A report of the present core."""
-        self._latest = status
-        self._executor_s = status.recovery_s or self._executor_s
+        # A core dies with its executor: the same executor is the same core, which goes on counting.
+        if self._new and status.executor_pid and status.executor_pid != self._latest.executor_pid:
+            self._restarts_before += self._latest.executor_restarts
+            self._requests_before += self._latest.recovered
+        if status.executor_pid:
+            self._latest, self._new = status, False
+            self.executor_s = status.recovery_s or self.executor_s
 
-    def core_replaced(self, seconds: float, requests: int) -> None:
-        """Another core is ready: it counts from 0; so many requests were submitted to it."""
+    def reconnected(self, requests: int) -> None:
+        """A core is ready after a loss; so many requests were submitted to it anew."""
+        self._new = True
+        self._requests_before += requests
+
+    def engine_replaced(self, seconds: float) -> None:
+        """A core took the place of a lost one."""
         self.engine_restarts += 1
         self.engine_s = seconds
-        self._resubmitted += requests
-        before, latest = self._before, self._latest
-        self._before = Status(
-            0,
-            "loading",
-            executor_restarts=before.executor_restarts + latest.executor_restarts,
-            recovered=before.recovered + latest.recovered,
-        )
-        self._latest = Status(0, "loading")
 
     @property
     def executor_restarts(self) -> int:
         """Executors that took the place of a lost one, below the same core."""
-        return self._before.executor_restarts + self._latest.executor_restarts
+        return self._restarts_before + self._latest.executor_restarts
 
     @property
     def requests(self) -> int:
         """Open requests that went on after a loss, each counted each time."""
-        return self._resubmitted + self._before.recovered + self._latest.recovered
-
-    @property
-    def executor_s(self) -> float:
-        """Seconds of the latest recovery of an executor."""
-        return self._executor_s
+        return self._requests_before + self._latest.recovered

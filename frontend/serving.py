@@ -26,7 +26,7 @@ from frontend.api.reports import write_reports
 from frontend.api.service import Service
 from frontend.api.texts import Texts
 from frontend.app import create_app
-from frontend.config import MASK, ServeConfig, served_names
+from frontend.config import API_KEY_VARIABLE, MASK, ServeConfig, served_names
 from frontend.engine_process import CORE_MODULE, EngineProcess
 from frontend.errors import EngineDead, EngineFailed, ServerStopping, StartError, UsageError
 from frontend.http_server import bind, make_server, raise_descriptor_limit
@@ -80,6 +80,8 @@ def serve(
         StartError: the server did not start, or the engine failed; with the exit code.
     """
     setproctitle(process_title(sys.argv))
+    # The processes below need no key.
+    os.environ.pop(API_KEY_VARIABLE, None)
     raise_descriptor_limit()
     prepared = prepare(config, say)
     with contextlib.closing(prepared.listener):
@@ -212,7 +214,11 @@ class Server:
             module=module,
         )
         names = served_names(config)
-        metrics = Metrics(names[0], lambda: None if self._engine.client is None else self._engine.client.status)
+        metrics = Metrics(
+            names[0],
+            lambda: None if self._engine.client is None else self._engine.client.status,
+            recoveries=lambda: None if self._engine.client is None else self._engine.client.recoveries,
+        )
         self._service = Service(config.http, names, self._engine, metrics)
         self._http = make_server(create_app(self._service, prepared.texts, version), on_cut=metrics.connection_cut)
         self._signals = 0

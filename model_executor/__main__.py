@@ -30,8 +30,10 @@ def main() -> int:
     bind_to_parent(arguments.parent_fd)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, _leave)
-    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     from engine_core.wire.config import ConfigInvalid, read_config
+    from engine_core.wire.logs import log_lines
+
+    log_lines("executor", "text")
     from model_executor.worker import work
 
     try:
@@ -39,6 +41,7 @@ def main() -> int:
     except ConfigInvalid as error:
         logging.getLogger(__name__).error("%s", error)  # noqa: TRY400 - the message says all
         return EXIT_USAGE
+    log_lines("executor", config.log.log_format)
     return work(config, arguments.socket, arguments.epoch, began)
 
 

@@ -29,7 +29,8 @@ Step = Callable[[BatchInputs], Tensor]
 DEFAULT_BUCKETS: Final = (1, 2, 4, 8, 16, 32, 64, 128)
 PADDING_TOKEN: Final = 0
 PADDING_CONTEXT: Final = 1
-WARM_UPS: Final = 2
+# What torch says of an operation that waits for the device, when it is told to report them.
+WAITED: Final = "synchronizing CUDA operation"
 
 
 class HostRead(Exception):
@@ -266,20 +267,11 @@ class GraphRunner:
         return captured.result
 
     def _capture(self, bucket: int, stream: torch.cuda.Stream) -> None:
-        """Capture the bucket; when the step reads lengths on the host, note that there will be no graphs."""
+        """Capture the bucket, or note why there will be no graphs."""
         self._batch.clear()
-        stream.wait_stream(torch.cuda.current_stream())
-        try:
-            # Compiles kernels and makes library workspaces, neither of which may happen in a capture. Each run has a
-            # batch of its own: what one derived from its batch must be computed anew by the next.
-            with torch.cuda.stream(stream):
-                for _ in range(WARM_UPS):
-                    self._step(self._batch.for_capture(bucket))
-        except HostRead as error:
-            self._refused = str(error)
+        self._refused = self._warm(bucket, stream)
+        if self._refused is not None:
             return
-        finally:
-            torch.cuda.current_stream().wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
         # Replays run one after the other on one stream, so all graphs may share one pool of memory.
         pool = next((other.graph.pool() for other in self._captured.values()), None)
@@ -287,6 +279,32 @@ class GraphRunner:
             result = self._step(self._batch.for_capture(bucket))
         self._captured[bucket] = Captured(graph, result)
         self._counts.captures += 1
+
+    def _warm(self, bucket: int, stream: torch.cuda.Stream) -> str | None:
+        """Run the bucket's step as it is: kernels get compiled and libraries make their workspaces, neither of which
+        may happen in a capture. Each run has a batch of its own: what one derived from its batch must be computed anew
+        by the next.
+
+        Returns:
+            Why the step cannot be captured, None when it can.
+        """
+        stream.wait_stream(torch.cuda.current_stream())
+        mode = torch.cuda.get_sync_debug_mode()
+        try:
+            with torch.cuda.stream(stream):
+                self._step(self._batch.for_capture(bucket))
+                torch.cuda.set_sync_debug_mode("error")
+                self._step(self._batch.for_capture(bucket))
+        except HostRead as error:
+            return str(error)
+        except RuntimeError as error:
+            if WAITED not in str(error):
+                raise
+            return "a kernel waits for the device"
+        finally:
+            torch.cuda.set_sync_debug_mode(mode)
+            torch.cuda.current_stream().wait_stream(stream)
+        return None
 
 
 def _stream(device: torch.device) -> torch.cuda.Stream | None:

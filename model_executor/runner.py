@@ -99,7 +99,8 @@ class Runner:
         """Run a prefill and a decode step, greedy and drawn, on the scratch block alone, so that the first request
         does not pay for what torch sets up on first use.
         """
-        length = self._slots.block_table.shape[1] * self.cache.block_size
+        # The last block may reach beyond the last position, for which there is no rotation.
+        length = self._slots.max_model_len
         count = min(WARM_UP_TOKENS, length, self._max_tokens)
         for start, tokens in ((0, count), (length - 1, 1)):
             self._scratch_step(start, tokens)

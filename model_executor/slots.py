@@ -76,6 +76,11 @@ class Slots:
         """Bytes of the token table on the device."""
         return self._tokens.nbytes
 
+    @property
+    def max_model_len(self) -> int:
+        """Tokens of the longest sequence."""
+        return self._limits.max_model_len
+
     def fill(self, fill: SlotFill) -> None:
         """Give a slot to a sequence.
 

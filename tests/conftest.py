@@ -8,6 +8,7 @@ import pytest
 
 from tests.fixtures.chain import write_chain
 from tests.fixtures.llama import write_rand
+from tests.model_executor import interpreted  # noqa: F401 - before anything imports triton
 
 
 @pytest.fixture(scope="session")

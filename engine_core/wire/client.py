@@ -140,13 +140,14 @@ class Progress(Struct, frozen=True, array_like=True, tag="progress"):
 
 
 class Ready(Struct, frozen=True, array_like=True, tag="ready"):
-    """The engine takes requests."""
+    """The engine takes requests; fields as of executor.ExecutorReady."""
 
     model: Model
     load: LoadReport
     kernels: list[KernelChoice]
     startup_s: dict[Phase, float]
     epoch: int
+    graphs: KernelChoice | None = None
 
 
 class TokenLogprobs(Struct, frozen=True, array_like=True):

@@ -14,6 +14,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from engine_core.wire.errors import EngineCoreError
+from engine_core.wire.logs import LogFormat
 
 Positive = Annotated[int, Meta(ge=1, lt=2**31)]
 Bytes = Annotated[int, Meta(ge=1, le=2**63 - 1)]
@@ -102,6 +103,13 @@ class ExecutorOptions(Struct, frozen=True, forbid_unknown_fields=True):
         Annotated[str, Meta(min_length=1)] | None,
         Meta(description="file for a line of profile for each step, which then takes several times as long"),
     ] = None
+    enforce_eager: Annotated[bool, Meta(description="run every step as it is: no graphs, no padding")] = False
+    cuda_graph_sizes: Annotated[
+        tuple[Annotated[int, Meta(ge=1, le=4096)], ...],
+        Meta(
+            description="rows that steps of single tokens are padded to, each size one CUDA graph (default: 1, 2, 4 .. 128 on CUDA; none on CPU, where the same padding can be asked for, and costs time)"
+        ),
+    ] = ()
 
 
 class Deadlines(Struct, frozen=True, forbid_unknown_fields=True):
@@ -131,6 +139,14 @@ class RecoveryOptions(Struct, frozen=True, forbid_unknown_fields=True):
 RESTART_WINDOW_S = 600.0
 
 
+class LogOptions(Struct, frozen=True, forbid_unknown_fields=True):
+    """Log lines."""
+
+    log_format: Annotated[
+        LogFormat, Meta(description="of the lines that all processes write to stderr: for people, or one JSON object")
+    ] = "text"
+
+
 class TextFacts(Struct, frozen=True, forbid_unknown_fields=True):
     """What the frontend read from the tokenizer and the generation config; not options.
 
@@ -153,6 +169,7 @@ class EngineConfig(Struct, frozen=True, forbid_unknown_fields=True):
     executor: ExecutorOptions = ExecutorOptions()
     deadlines: Deadlines = Deadlines()
     recovery: RecoveryOptions = RecoveryOptions()
+    log: LogOptions = LogOptions()
     text: TextFacts = TextFacts()
 
 

@@ -83,6 +83,7 @@ class StepResult(Struct, frozen=True, array_like=True, tag="result"):
         token_ids: one for each row with `sample`, in the plan's order.
         logprobs: parallel to token_ids, None where not asked for; None as a whole when no row asked.
         started_ns, ended_ns: monotonic clock of the executor (one machine: comparable with the core's).
+        bucket: rows that the step was padded to; 0: it ran as it is.
     """
 
     epoch: int
@@ -91,6 +92,7 @@ class StepResult(Struct, frozen=True, array_like=True, tag="result"):
     logprobs: list[TokenLogprobs | None] | None
     started_ns: int
     ended_ns: int
+    bucket: int = 0
 
 
 class Shutdown(Struct, frozen=True, array_like=True, tag="shutdown"):
@@ -115,6 +117,7 @@ class ExecutorReady(Struct, frozen=True, array_like=True, tag="executor_ready"):
         max_num_batched_tokens: most tokens a plan may hold.
         load, kernels, startup_s: reports; seconds per phase.
         memory: bytes by purpose ("weights", "kv_cache", "buffers").
+        graphs: how steps of single tokens run: as CUDA graphs, on static buffers, or as they are.
     """
 
     epoch: int
@@ -128,6 +131,7 @@ class ExecutorReady(Struct, frozen=True, array_like=True, tag="executor_ready"):
     kernels: list[KernelChoice]
     startup_s: dict[Phase, float]
     memory: dict[str, int]
+    graphs: KernelChoice | None = None
 
 
 class ExecutorFatal(Struct, frozen=True, array_like=True, tag="executor_fatal"):

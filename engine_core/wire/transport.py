@@ -49,6 +49,8 @@ def bind_router(context: zmq.asyncio.Context, path: Path) -> zmq.asyncio.Socket:
     socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
     path.unlink(missing_ok=True)
     socket.bind(ipc_address(path))
+    # Whatever the umask says: whoever may connect may submit.
+    path.chmod(0o600)
     return socket
 
 

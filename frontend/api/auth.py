@@ -30,7 +30,7 @@ class KeyGuard:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Let through, or answer 401."""
-        if scope["type"] != "http" or scope["path"] in OPEN_PATHS or self._allows(scope["headers"]):
+        if scope["type"] == "lifespan" or scope["path"] in OPEN_PATHS or self._allows(scope["headers"]):
             await self._app(scope, receive, send)
             return
         refusal = Unauthorized("a valid API key is needed: Authorization: Bearer KEY", code="invalid_api_key")

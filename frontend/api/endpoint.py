@@ -12,7 +12,7 @@ from frontend.api.exchange import Exchange
 from frontend.api.fields import FieldCheck, header_value
 from frontend.api.job import Job
 from frontend.api.reply import Reply, Shape, stream
-from frontend.api.service import Service, request_id
+from frontend.api.service import Service
 from frontend.api.texts import Texts
 from frontend.api.validate import Wishes
 from frontend.errors import RequestRejected
@@ -57,16 +57,18 @@ class Endpoint:
             FrontendError: no answer began.
         """
         client, model = self.service.ready_client()
-        headers = {"x-request-id": request_id(exchange.headers.get("x-request-id"), shape.name)}
-        if ignored:
-            headers["x-ignored-fields"] = header_value(ignored)
+        headers = {"x-ignored-fields": header_value(ignored)} if ignored else {}
+        job: Job | None = None
         try:
             job = Job(client, model, self.texts.tokenizer, self.service.metrics, wishes, prompts, shape.name)
-            reply = Reply(exchange, job, shape, headers, log=self.service.options.enable_log_requests)
-            await self._send(exchange, wishes, reply)
+            await self._send(exchange, wishes, Reply(exchange, job, shape, headers, self.service.metrics))
         except RequestRejected as error:
             self.service.metrics.rejected(error.reject_code)
             raise
+        finally:
+            # The reply does it too, but a task that is cancelled before it starts does nothing.
+            if job is not None:
+                job.abort()
 
     async def _send(self, exchange: Exchange, wishes: Wishes, reply: Reply) -> None:
         if wishes.stream:

@@ -12,6 +12,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from frontend.api.running import Cuttable, Running
+from frontend.api.ticket import KEY, Ticket
 from frontend.errors import BodyTooLarge, ClientGone, FrontendError, InvalidRequest
 
 T = TypeVar("T")
@@ -27,10 +28,15 @@ class Exchange:
     Args:
         scope, receive, send: of ASGI.
         running: where the answer is registered while it is made.
+
+    Attributes:
+        headers: of the request.
+        ticket: its id, and what the log shall tell of it.
     """
 
     def __init__(self, scope: Scope, receive: Receive, send: Send, running: Running) -> None:
         self.headers = Headers(scope=scope)
+        self.ticket: Ticket = scope[KEY]
         self.send = send
         self._scope = scope
         self._receive = receive
@@ -101,6 +107,11 @@ class Exchange:
         """End the answer that is being made."""
         if self._answer is not None:
             self._answer.cut(reason)
+
+    @property
+    def cut_reason(self) -> FrontendError | None:
+        """Why the answer was ended before its end, if it was."""
+        return None if self._answer is None else self._answer.reason
 
     async def drop(self) -> None:
         """End the connection at once; what is still to be sent is lost."""

@@ -10,7 +10,7 @@ from engine_core.wire.client import Model, TokenLogprobs
 from frontend.api.answers import CachedDetails, Finish, Usage
 from frontend.api.validate import Wishes, fitted, nth
 from frontend.client import AsyncClient
-from frontend.errors import FrontendError, GenerationFailed
+from frontend.errors import BacklogExceeded, FrontendError, GenerationFailed
 from frontend.generation import Delta, TextGeneration
 from frontend.metrics import Metrics, RequestClock
 from frontend.tokenizer.base import Tokenizer
@@ -186,6 +186,12 @@ class Job:
         completion = sum(choice.completion_tokens for choice in self.choices)
         cached = sum(choice.cached_tokens for choice in self.choices[:: self._wishes.n])
         return Usage(prompt, completion, prompt + completion, CachedDetails(cached))
+
+    @property
+    def overflow(self) -> BacklogExceeded | None:
+        """That an answer was ended because nobody read it, known before anybody does."""
+        errors = (choice.answer.error for choice in self.choices)
+        return next((error for error in errors if isinstance(error, BacklogExceeded)), None)
 
     def abort(self) -> None:
         """End what still runs; whoever reads it gets nothing more."""

@@ -19,6 +19,7 @@ from frontend.api.exchange import Exchange
 from frontend.api.job import Choice, Collected, Job
 from frontend.errors import BacklogExceeded, ClientGone, FrontendError, RequestError
 from frontend.generation import Delta
+from frontend.metrics import Metrics
 
 logger = logging.getLogger(__name__)
 
@@ -53,15 +54,16 @@ class Reply:
         job: the answers.
         shape: of the endpoint.
         headers: of the response.
-        log: whether the end is worth a log line.
+        metrics: counters.
     """
 
-    def __init__(self, exchange: Exchange, job: Job, shape: Shape, headers: dict[str, str], *, log: bool) -> None:
+    def __init__(self, exchange: Exchange, job: Job, shape: Shape, headers: dict[str, str], metrics: Metrics) -> None:
         self._exchange = exchange
         self._job = job
         self._shape = shape
         self._headers = headers
-        self._log = log
+        self._metrics = metrics
+        self._finished = False
 
     async def whole(self) -> Response:
         """The answer as one JSON object.
@@ -91,6 +93,17 @@ class Reply:
         tail = sse.event(self._shape.usage_chunk(self._job.usage())) if include_usage else b""
         await writer.end(tail + sse.DONE)
 
+    def check_backlog(self) -> None:
+        """Cut the answer when its client reads too little. The answer's own task may wait for that very client."""
+        error = self._job.overflow
+        if error is not None and not self._finished:
+            self._exchange.cut(error)
+
+    def note_backlog(self, error: BacklogExceeded) -> None:
+        """Count and tell that the answer was cut."""
+        self._metrics.connection_cut("backlog")
+        logger.warning("%s: %s (--max-stream-backlog-bytes)", self._exchange.ticket.request_id, error)
+
     @contextlib.asynccontextmanager
     async def _counted(self) -> AsyncIterator[None]:
         reason: str | None = "error"
@@ -108,21 +121,21 @@ class Reply:
             self._finish(reason)
 
     def _finish(self, reason: str | None) -> None:
+        self._finished = True
         if reason == "rejected":
             self._job.abort()
             return
-        seconds = self._job.end(reason)
-        if self._log:
-            usage = self._job.usage()
-            logger.info(
-                "%s ended: %s, prompts %d tokens, answers %d tokens, first token %s s, all %.3f s",
-                self._headers["x-request-id"],
-                reason or "done",
-                usage.prompt_tokens,
-                usage.completion_tokens,
-                "-" if self._job.first_token_s is None else f"{self._job.first_token_s:.3f}",
-                seconds,
-            )
+        self._job.end(reason)
+        usage, cut = self._job.usage(), self._exchange.cut_reason
+        facts: dict[str, object] = {"answer": self._shape.name, "answers": len(self._job.choices)}
+        facts |= {"finish": reason or ",".join(sorted({choice.finish or "" for choice in self._job.choices}))}
+        facts |= {"prompt_tokens": usage.prompt_tokens, "completion_tokens": usage.completion_tokens}
+        facts |= {"cached_tokens": usage.prompt_tokens_details.cached_tokens}
+        if self._job.first_token_s is not None:
+            facts["first_token_s"] = round(self._job.first_token_s, 4)
+        if cut is not None:
+            facts["why"] = str(cut)
+        self._exchange.ticket.facts |= facts
 
 
 async def _decided(deltas: AsyncIterator[tuple[Choice, Delta]]) -> AsyncIterator[tuple[Choice, Delta] | None]:
@@ -147,12 +160,16 @@ async def stream(exchange: Exchange, reply: Reply, writer: sse.EventWriter, *, i
     Raises:
         FrontendError: it failed before the first byte.
     """
-    attendant = asyncio.create_task(writer.attend(lambda: exchange.cut(ClientGone("the client does not read"))))
+    attendant = asyncio.create_task(
+        writer.attend(lambda: exchange.cut(ClientGone("the client does not read")), reply.check_backlog)
+    )
     try:
         await exchange.guard(reply.events(writer, include_usage=include_usage))
     except ClientGone:
         await _leave(exchange, writer)
     except FrontendError as error:
+        if isinstance(error, BacklogExceeded):
+            reply.note_backlog(error)
         if not writer.started:
             raise
         await _end_with(error, exchange, writer)

@@ -82,7 +82,7 @@ def startup_record(ready: Ready) -> StartupRecord:
 REPORTS: Final[Mapping[str, Callable[[Ready], object]]] = {
     "load": lambda ready: ready.load,
     "startup": startup_record,
-    "kernels": lambda ready: ready.kernels,
+    "kernels": lambda ready: [*ready.kernels, *([] if ready.graphs is None else [ready.graphs])],
 }
 
 

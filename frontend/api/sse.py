@@ -75,10 +75,11 @@ class EventWriter:
         await self._send({"type": "http.response.body", "body": data, "more_body": False})
         self._writing_since = None
 
-    async def attend(self, on_stall: Callable[[], None]) -> None:
+    async def attend(self, on_stall: Callable[[], None], on_tick: Callable[[], None]) -> None:
         """Until cancelled: look after the stream every TICK_S."""
         while True:
             await asyncio.sleep(min(TICK_S, self._ping_s or TICK_S))
+            on_tick()
             if await self.tick():
                 on_stall()
                 return

@@ -26,9 +26,13 @@ COMMANDS: Final = {
     "chat": "frontend.cli.chat",
     "plan": "frontend.cli.plan",
     "cut": "frontend.cli.cut",
+    "parity": "frontend.cli.parity",
+    "coverage": "frontend.cli.coverage",
+    "sentinel": "frontend.cli.sentinel",
+    "report": "frontend.cli.report",
 }
 # Programs of another package: they read their own flags.
-TOOLS: Final = frozenset({"plan", "cut"})
+TOOLS: Final = frozenset({"plan", "cut", "parity"})
 
 
 class Parser(argparse.ArgumentParser):

@@ -99,13 +99,11 @@ def _add(group: argparse._ArgumentGroup, option: Option) -> None:
     if isinstance(option.kind, inspect.BoolType):
         group.add_argument(option.flag, action=argparse.BooleanOptionalAction, **common)
         return
-    group.add_argument(
-        option.flag,
-        type=_reader(option.kind),
-        action="append" if option.many else "store",
-        metavar=_metavar(option.kind),
-        **common,
-    )
+    if option.many and isinstance(option.kind, inspect.IntType):
+        common |= {"action": "extend", "nargs": "+"}
+    elif option.many:
+        common |= {"action": "append"}
+    group.add_argument(option.flag, type=_reader(option.kind), metavar=_metavar(option.kind), **common)
 
 
 def _help(option: Option) -> str:

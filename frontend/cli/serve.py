@@ -5,19 +5,17 @@ from __future__ import annotations
 import argparse
 import logging
 import os
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from engine_core.wire.logs import LogFormat, log_lines
 from frontend.cli.options import add_options, build, merged, options
 from frontend.cli.version import package_version
-from frontend.config import MASK, ServeConfig, printable, read_values
+from frontend.config import API_KEY_VARIABLE, MASK, ServeConfig, printable, read_keys, read_values
 from frontend.errors import UsageError
-
-API_KEY_VARIABLE = "TERCET_API_KEY"
 
 
 def add_parser(subparsers: argparse._SubParsersAction[Any]) -> None:
@@ -45,7 +43,7 @@ def run(args: argparse.Namespace) -> int:
         return 0
     from frontend.serving import serve  # the server's imports are not needed to print a configuration
 
-    log_to_stderr()
+    log_to_stderr(config.engine.log.log_format)
     return serve(config, say, version=package_version())
 
 
@@ -54,14 +52,17 @@ def say(line: str) -> None:
     print(line, flush=True)
 
 
-def log_to_stderr() -> None:
-    """One line for each record; the HTTP library's own only from warnings on."""
-    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s %(message)s")
-    logging.getLogger("uvicorn").setLevel(logging.WARNING)
+def log_to_stderr(form: LogFormat = "text") -> None:
+    """One line for each record; of the HTTP library errors only: what clients send wrong is counted, not told.
+
+    What an unexpected error says may quote a request, so its kind and place are all that is written.
+    """
+    log_lines("frontend", form, values=False)
+    logging.getLogger("uvicorn").setLevel(logging.ERROR)
 
 
 def configuration(args: argparse.Namespace, environment: Mapping[str, str]) -> ServeConfig:
-    """The validated configuration out of flags, the file of --config, and the API keys of the environment.
+    """The validated configuration out of flags, the file of --config, and the API keys of their file and environment.
 
     Raises:
         UsageError: a value is wrong, or there is no model.
@@ -70,21 +71,20 @@ def configuration(args: argparse.Namespace, environment: Mapping[str, str]) -> S
     given: dict[tuple[str, ...], object] = {
         tuple(name.split(".")): value for name, value in vars(args).items() if "." in name
     }
-    key = environment.get(API_KEY_VARIABLE)
-    if key:
-        given["http", "api_key"] = [*_keys(given), key]
-    config = build(ServeConfig, merged(base, given), f"--config {args.config}" if args.config else "configuration")
-    if MASK in config.http.api_key:
-        raise UsageError(f"--api-key: {MASK} stands for a masked key in a printed configuration and is no key")
+    source = f"--config {args.config}" if args.config else "configuration"
+    config = _with_keys(build(ServeConfig, merged(base, given), source), environment.get(API_KEY_VARIABLE, ""))
     if not config.engine.model.model:
         raise UsageError("tercet serve: MODEL_DIR is missing: name the folder of the model")
     return _resolved(config)
 
 
-def _keys(given: Mapping[tuple[str, ...], object]) -> list[str]:
-    keys = given.get(("http", "api_key"), [])
-    assert isinstance(keys, list)
-    return keys
+def _with_keys(config: ServeConfig, from_environment: str) -> ServeConfig:
+    http = config.http
+    from_file = read_keys(Path(http.api_key_file)) if http.api_key_file is not None else ()
+    keys = (*http.api_key, *from_file, *([from_environment] if from_environment else []))
+    if MASK in keys:
+        raise UsageError(f"--api-key: {MASK} stands for a masked key in a printed configuration and is no key")
+    return msgspec.structs.replace(config, http=msgspec.structs.replace(http, api_key=tuple(dict.fromkeys(keys))))
 
 
 def _resolved(config: ServeConfig) -> ServeConfig:

@@ -1,6 +1,6 @@
 """Attention on the paged cache in Triton: split decode, and ragged prefill for the rows of several tokens.
 
-The kernels stand in kernels/paged.py.
+The kernels stand in kernels/decode.py and kernels/prefill.py.
 """
 
 from __future__ import annotations
@@ -118,10 +118,12 @@ class TritonPaged:
     """
 
     def __init__(self, problem: AttentionProblem, device: Device | None = None) -> None:
-        from model_executor.kernels import paged  # needs triton
+        from model_executor.kernels import decode, prefill  # need triton
 
         self._problem = problem
-        self._kernels = paged
+        self._decode_kernel = decode.decode_kernel
+        self._join_kernel = decode.join_kernel
+        self._prefill_kernel = prefill.prefill_kernel
         self._device = device or Device.of(problem.device)
         self._tiles = Tiles.of(problem, self._device.shared_memory)
         # Only the interpreter runs on CPU, and it multiplies no bfloat16.
@@ -154,7 +156,7 @@ class TritonPaged:
         split = Split.of(rows, kv_heads, self._device.processors)
         partial = torch.empty((rows, heads, split.parts, width), dtype=torch.float32, device=query.device)
         weight = torch.empty((rows, heads, split.parts), dtype=torch.float32, device=query.device)
-        self._kernels.decode_kernel[rows, kv_heads, split.parts](
+        self._decode_kernel[rows, kv_heads, split.parts](
             query,
             cache.key,
             cache.value,
@@ -174,7 +176,7 @@ class TritonPaged:
             num_warps=4,
             num_stages=self._tiles.stages,
         )
-        self._kernels.join_kernel[rows, heads](
+        self._join_kernel[rows, heads](
             partial,
             weight,
             batch.context_lens,
@@ -192,7 +194,7 @@ class TritonPaged:
         tables = batch.block_tables[first:]
         queries = self._tiles.queries // (self._problem.num_heads // self._problem.num_kv_heads)
         tiles = (query.shape[0] - first) // queries + rows
-        self._kernels.prefill_kernel[tiles, self._problem.num_kv_heads](
+        self._prefill_kernel[tiles, self._problem.num_kv_heads](
             query,
             cache.key,
             cache.value,

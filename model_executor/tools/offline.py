@@ -70,13 +70,11 @@ class Job:
     Attributes:
         prompt: its token ids.
         count: tokens to generate.
-        blocks: of the pool, all it will need.
         token_ids, logprobs: what came.
     """
 
     prompt: Sequence[int]
     count: int
-    blocks: list[int]
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     computed: int = 0
@@ -105,8 +103,8 @@ class Offline:
     def __init__(self, options: OfflineOptions, table: KernelTable | None = None) -> None:
         self._options = options
         self.spec = read_spec(options.folder, ModelOptions())
-        self._sequence_blocks = -(-options.length // BLOCK_SIZE)
-        length = min(self._sequence_blocks * BLOCK_SIZE, self.spec.max_model_len)
+        length = min(options.length, self.spec.max_model_len)
+        self._sequence_blocks = -(-length // BLOCK_SIZE)
         config = self._config(length)
         spec = read_spec(options.folder, config.model)
         clock = PhaseClock(time.monotonic(), _silent)
@@ -147,7 +145,7 @@ class Offline:
         device = self.executor.model.embedding.weight.device.type
         return Environment(
             python=platform.python_version(),
-            torch=torch.__version__,
+            torch=str(torch.__version__),
             machine=processor() if device == "cpu" else ready.device,
             device=device,
             threads=torch.get_num_threads(),
@@ -164,9 +162,7 @@ class Offline:
         """
         jobs: list[Job] = []
         for first in range(0, len(prompts), self._options.sequences):
-            batch = [
-                self._job(slot, prompt, count) for slot, prompt in enumerate(prompts[first:][: self._options.sequences])
-            ]
+            batch = [Job(prompt, count) for prompt in (prompts[first:][: self._options.sequences])]
             jobs += batch
             while not all(job.done for job in batch):
                 self._advance(batch, chunk)
@@ -181,7 +177,7 @@ class Offline:
             chunk: most tokens of the prompt in a step.
         """
         borders = [*range(0, prompt_len, chunk), *range(prompt_len, len(token_ids) + 1)]
-        fills = [self._fill(0, token_ids, self._blocks(0))]
+        fills = [self.fill(token_ids)]
         for start, end in pairwise(borders):
             self.step(fills, [Row(0, start, end - start, [], False)])
             fills = []
@@ -191,15 +187,13 @@ class Offline:
         self._step += 1
         return self.executor.runner.execute(StepPlan(EPOCH, self._step, fills, rows))
 
-    def _job(self, slot: int, prompt: Sequence[int], count: int) -> Job:
-        return Job(prompt, count, self._blocks(slot))
-
     def _blocks(self, slot: int) -> list[int]:
         return list(range(slot * self._sequence_blocks, (slot + 1) * self._sequence_blocks))
 
-    def _fill(self, slot: int, token_ids: Sequence[int], blocks: list[int]) -> SlotFill:
+    def fill(self, token_ids: Sequence[int], slot: int = 0) -> SlotFill:
+        """A slot taken by a greedy sequence of known tokens, with all the blocks it may need."""
         params = SamplingParams(temperature=0.0, ignore_eos=True, logprobs=2)
-        return SlotFill(slot, pack_ids(token_ids), len(token_ids), params, 0, blocks)
+        return SlotFill(slot, pack_ids(token_ids), len(token_ids), params, 0, self._blocks(slot))
 
     def _advance(self, jobs: Sequence[Job], chunk: int) -> None:
         """One step: every sequence that is not done gives its next token, or computes its next chunk."""
@@ -210,7 +204,7 @@ class Offline:
             if job.done:
                 continue
             if not job.computed:
-                fills.append(self._fill(slot, job.prompt, job.blocks))
+                fills.append(self.fill(job.prompt, slot))
             left = len(job.prompt) + len(job.token_ids) - job.computed
             count = min(left, chunk)
             rows.append(Row(slot, job.computed, count, [], count == left))

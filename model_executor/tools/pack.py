@@ -12,16 +12,19 @@ PACK: Final = "tercet-1"
 LENGTHS: Final = (1, 7, 15, 16, 17, 33, 48, 70)
 
 
-def make_pack(vocab_size: int, count: int = len(LENGTHS)) -> list[PackEntry]:
-    """The first `count` sequences; lengths repeat, tokens do not.
+def make_pack(vocab_size: int, longest: int, count: int = len(LENGTHS)) -> list[PackEntry]:
+    """The first `count` sequences, those apart that are too long; lengths repeat, tokens do not.
 
     Args:
         vocab_size: ids are drawn below it.
+        longest: tokens a sequence may have, at least 1.
         count: at least 1.
     """
     entries = []
     for index in range(count):
         length = LENGTHS[index % len(LENGTHS)]
+        if length > longest:
+            continue
         prompt = [_draw(f"{PACK}:{index}:{place}", vocab_size) for place in range(length)]
         entries.append(PackEntry(f"{PACK}/{index}", prompt))
     return entries

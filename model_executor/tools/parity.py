@@ -19,6 +19,7 @@ from torch import Tensor
 
 from engine_core.wire.evidence import Boundary, Disagreement, PackEntry, ParityReport
 from model_executor.device import DTYPES
+from model_executor.errors import ToolMisused
 from model_executor.models.spec import ModelSpec
 from model_executor.tools.command import Parser, add_layer_flags, run_tool
 from model_executor.tools.distance import AGREEMENT, FACTOR, RULE, boundaries, first_place, floor, lead
@@ -113,10 +114,8 @@ def judge(offline: Offline, samples: Sequence[Sample], title: str, wide: str) ->
     """The report."""
     dtype = DTYPES[offline.executor.ready.dtype]
     vocab = offline.sample_vocab
-    joined = [
-        {place: torch.cat([values(s)[place] for s in samples]) for place in samples[0].truth} for values in _SIDES
-    ]
-    rows = boundaries(*joined, dtype)
+    run, noisy, truth = (_joined([getattr(sample, side) for sample in samples]) for side in ("run", "noisy", "truth"))
+    rows = boundaries(run, noisy, truth, dtype)
     disagreements = [each for sample in samples for each in _disagreements(sample, rows, dtype, vocab)]
     noise = floor(rows[-1].noise, truth[LOGITS], dtype).largest
     firsts = [_first_difference(sample.free, sample.expected) for sample in samples]
@@ -124,9 +123,7 @@ def judge(offline: Offline, samples: Sequence[Sample], title: str, wide: str) ->
     agreed = positions - len(disagreements)
     finite = all(bool(torch.isfinite(values).all()) for values in run.values())
     identity = offline.identity
-    failures = [
-        f"{row.place}: error {row.run.relative:.2e}, noise {row.noise.relative:.2e}" for row in rows if not row.within
-    ]
+    failures = [f"{row.place}: error {row.run.relative:.2e}, outside the noise" for row in rows if not row.within]
     failures += _unexplained(samples, disagreements, firsts, noise, vocab)
     if len(identity.layer_map) == identity.blocks and agreed < AGREEMENT * positions:
         failures.append(f"{agreed} of {positions} tokens agree, less than {AGREEMENT:.0%}")
@@ -235,7 +232,10 @@ def _report(args: argparse.Namespace) -> ParityReport:
         sample_vocab=args.sample_vocab,
     )
     offline = Offline(options)
-    samples = [Sample(entry) for entry in make_pack(offline.sample_vocab, args.samples)]
+    room = offline.executor.ready.max_model_len - COUNT
+    samples = [Sample(entry) for entry in make_pack(offline.sample_vocab, room, args.samples)]
+    if not samples:
+        raise ToolMisused(f"max_model_len: {room + COUNT}: the shortest sample takes {COUNT + 1}")
     return compare(offline, folder, samples)
 
 

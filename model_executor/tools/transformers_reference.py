@@ -43,7 +43,11 @@ class TransformersReference:
         try:
             # float32 holds every weight of a checkpoint exactly; buffers stay in it, as transformers has them.
             self._model: Any = transformers.AutoModelForCausalLM.from_pretrained(
-                folder, dtype=torch.float32, local_files_only=True, attn_implementation="eager"
+                folder,
+                dtype=torch.float32,
+                local_files_only=True,
+                attn_implementation="eager",
+                experts_implementation="eager",
             ).eval()
         except (OSError, ValueError, KeyError, RuntimeError) as error:
             raise CheckpointBroken(folder, f"transformers cannot load it: {error}") from error

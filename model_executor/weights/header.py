@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import stat
 import struct
 from collections.abc import Mapping
 from pathlib import Path
@@ -75,6 +76,8 @@ def read_header(path: Path, *, cut: bool = False) -> Header:
         CheckpointBroken: with the path and what is wrong.
     """
     try:
+        if not stat.S_ISREG(path.stat().st_mode):
+            raise CheckpointBroken(path, "no regular file: a pipe would be waited for")
         with path.open("rb") as file:
             size = os.fstat(file.fileno()).st_size
             raw = _raw_header(path, file, size)

@@ -17,11 +17,14 @@ ALLOWED = {
         *("msgspec", "zmq", "uvloop", "starlette", "uvicorn", "tokenizers", "sentencepiece", "jinja2"),
         *("prometheus_client", "prompt_toolkit", "setproctitle", "tqdm"),
     },
-    "model_executor": {"msgspec", "zmq", "torch", "numpy", "safetensors", "triton"},
+    "model_executor": {"msgspec", "zmq", "torch", "numpy", "safetensors", "triton", "tqdm"},
 }
 WIRE = "engine_core.wire"
 # Modules of the executor whose work needs no tensor: they are read where torch is not installed.
-TORCH_FREE = ("model_executor.models.spec", "model_executor.weights.layer_plan")
+TORCH_FREE = (
+    *("model_executor.models.spec", "model_executor.weights.layer_plan", "model_executor.weights.inventory"),
+    *("model_executor.tools.plan", "model_executor.tools.cut"),
+)
 
 
 def is_wire(name: str) -> bool:

@@ -13,14 +13,14 @@ import zmq.asyncio
 
 from engine_core import engine as engine_module
 from engine_core.clients import Clients
-from engine_core.engine import Engine, exit_status
+from engine_core.ending import exit_status
+from engine_core.engine import Engine
 from engine_core.executor_client import ExecutorClient
 from engine_core.scheduler import Scheduler
 from engine_core.wire.client import (
     Abort,
     Drain,
     Fatal,
-    FatalCode,
     Inspect,
     Inspection,
     Output,
@@ -252,11 +252,3 @@ def test_no_executor_can_be_started(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert asyncio.run(run()) == Fatal(
         "internal", "engine: no executor could be started: no more processes", final=False
     )
-
-
-@pytest.mark.parametrize(
-    ("code", "status"),
-    [("shutdown", 0), ("start_refused", 3), ("protocol", 3), ("executor_died", 4), ("stalled", 4), ("internal", 4)],
-)
-def test_exit_statuses(code: FatalCode, status: int) -> None:
-    assert exit_status(Fatal(code, "")) == status

@@ -264,8 +264,10 @@ class FakeCore:
         if refusal is not None:
             self._send(client, refusal)
             return
-        prompt = unpack_ids(submit.prompt)
-        self.live[client, submit.request_id] = Live(client, submit, len(prompt), prompt[-1], time.monotonic())
+        prompt, output = unpack_ids(submit.prompt), unpack_ids(submit.output)
+        last = output[-1] if output else prompt[-1]
+        live = Live(client, submit, len(prompt), last, time.monotonic(), count=len(output))
+        self.live[client, submit.request_id] = live
         self._work.set()
 
     def _abort(self, client: bytes, name: str) -> None:
@@ -391,6 +393,7 @@ def main() -> int:
     parser.add_argument("--config", type=Path, required=True)
     parser.add_argument("--socket", type=Path, required=True)
     parser.add_argument("--runtime-dir", type=Path, required=True)
+    parser.add_argument("--incarnation", type=int, default=1)
     parser.add_argument("--parent-fd", type=int, required=True)
     args = parser.parse_args()
     bind_to_parent(args.parent_fd)

@@ -4,7 +4,8 @@
 
 The sequence is read back through the block table out of a pretended KV cache, so that a block given to two sequences,
 freed too early, or shared wrongly changes the tokens. What it should do wrong is told by a text "key=value,key=value":
-the environment variable TERCET_FAKE_EXECUTOR, or the model "fake:key=value,...". Keys: the fields of Script.
+the environment variable TERCET_FAKE_EXECUTOR, or the model "fake:key=value,...". Keys: the fields of Script. A text
+"@PATH" names a file with a script on each line: each executor that starts takes the first line away, but the last.
 """
 
 from __future__ import annotations
@@ -64,6 +65,7 @@ class Script(Struct, frozen=True, forbid_unknown_fields=True):
         deafen_at: close the socket at this step, and live on.
         short_at: leave the last token out of the result of this step.
         deaf: 1: ignore SIGTERM.
+        poison: end with status 9 when a sequence with this token is to be computed.
     """
 
     vocab: int = 512
@@ -86,6 +88,7 @@ class Script(Struct, frozen=True, forbid_unknown_fields=True):
     deafen_at: int = 0
     short_at: int = 0
     deaf: int = 0
+    poison: int = -1
 
 
 def parse_script(text: str) -> Script:
@@ -103,7 +106,14 @@ def script_of(config: EngineConfig) -> Script:
     told = os.environ.get(SCRIPT_VARIABLE, "")
     if not told and config.model.model.startswith(MODEL_PREFIX):
         told = config.model.model.removeprefix(MODEL_PREFIX)
-    return parse_script(told)
+    return parse_script(_next_line(Path(told[1:])) if told.startswith("@") else told)
+
+
+def _next_line(path: Path) -> str:
+    lines = path.read_text(encoding="utf-8").splitlines() or [""]
+    if len(lines) > 1:
+        path.write_text("\n".join(lines[1:]), encoding="utf-8")
+    return lines[0]
 
 
 def next_token(tokens: Iterable[int], vocab: int, banned: Sequence[int] = ()) -> int:
@@ -141,6 +151,12 @@ class Device:
         self._eos = eos
         self._cache = [UNWRITTEN] * (num_blocks * block_size)
         self._slots: dict[int, _Slot] = {}
+
+    def poisoned(self, plan: StepPlan) -> bool:
+        """Whether a sequence of the plan holds the poison."""
+        for fill in plan.fills:
+            self._slots[fill.slot] = _Slot(fill)
+        return any(self._script.poison in self._slots[row.slot].tokens for row in plan.rows)
 
     def run(self, plan: StepPlan) -> tuple[list[int], list[TokenLogprobs | None] | None]:
         """Compute a plan: sampled tokens, and log-probabilities if any row asked."""
@@ -262,6 +278,8 @@ class FakeExecutor:
     def _step(self, plan: StepPlan) -> None:
         script, step = self._script, plan.step
         if step == script.exit_at:
+            self.leave(9)
+        if script.poison >= 0 and self._device.poisoned(plan):
             self.leave(9)
         if step == script.fatal_at:
             self.send(ExecutorFatal("internal", "the device is on fire"))

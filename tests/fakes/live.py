@@ -22,7 +22,7 @@ from frontend.client import AsyncClient
 from frontend.config import HttpOptions
 from frontend.health import Signs
 from frontend.http_protocol import HttpLimits
-from frontend.http_server import bind, make_server
+from frontend.http_server import HttpServer, bind, make_server
 from frontend.metrics import Metrics
 from frontend.model_folder import ModelFolder
 from frontend.tokenizer.load import load_tokenizer
@@ -58,6 +58,7 @@ class LiveServer:
         ready: whether the engine takes requests at once.
         max_backlog_bytes: of the client.
         limits: of HTTP connections.
+        core_socket: of a core that runs already; None: the fake one.
     """
 
     def __init__(
@@ -69,10 +70,12 @@ class LiveServer:
         ready: bool = True,
         max_backlog_bytes: int = 4_194_304,
         limits: HttpLimits | None = None,
+        core_socket: Path | None = None,
     ) -> None:
         self.chain = chain or Chain()
         self.model_dir = write_chain(folder / "model", self.chain)
-        self._socket = folder / "core.sock"
+        self._socket = folder / "core.sock" if core_socket is None else core_socket
+        self._fake = core_socket is None
         self._options = options or HttpOptions()
         self._ready = ready
         self._max_backlog_bytes = max_backlog_bytes
@@ -85,6 +88,7 @@ class LiveServer:
         self.core: FakeCore
         self.client: AsyncClient
         self.service: Service
+        self.server: HttpServer
 
     def __enter__(self) -> LiveServer:
         self._thread.start()
@@ -169,7 +173,8 @@ class LiveServer:
         self._end = asyncio.Event()
         model = fake_model(str(self.model_dir), eos=self.chain.eos_token_ids, max_model_len=self.chain.max_position)
         self.core = FakeCore(self._socket, model, self.chain.successors())
-        await self.core.start(ready=self._ready)
+        if self._fake:
+            await self.core.start(ready=self._ready)
         tokenizer = load_tokenizer(self.model_dir)
         texts = Texts.of(ModelFolder.open(self.model_dir), tokenizer)
         self.client = await AsyncClient.connect(
@@ -179,7 +184,7 @@ class LiveServer:
             await self.client.wait_ready(DEADLINE_S)
         metrics = Metrics(NAME, lambda: self.client.status)
         self.service = Service(self._options, (NAME, "alias"), DirectEngine(self.client), metrics)
-        server = make_server(create_app(self.service, texts, "1.2.3"), self._limits, metrics.connection_cut)
+        self.server = server = make_server(create_app(self.service, texts, "1.2.3"), self._limits, metrics.connection_cut)
         with bind("127.0.0.1", 0) as listener:
             self.url = f"http://127.0.0.1:{listener.getsockname()[1]}"
             serving = asyncio.create_task(server.serve(sockets=[listener]))
@@ -188,7 +193,8 @@ class LiveServer:
             server.should_exit = True
             await serving
         await self.client.close()
-        await self.core.stop()
+        if self._fake:
+            await self.core.stop()
         texts.close()
 
 

@@ -16,8 +16,8 @@ def main() -> int:
     parser = Parser()
     add_parser(parser.add_subparsers(dest="command", parser_class=Parser))
     try:
-        log_to_stderr()
         config = configuration(parser.parse_args(["serve", *sys.argv[1:]]), os.environ)
+        log_to_stderr(config.engine.log.log_format)
         return serve(config, say, module=("-m", "tests.fakes.core"))
     except StartError as error:
         sys.stderr.write(f"error: {error}\n")

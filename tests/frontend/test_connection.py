@@ -42,7 +42,7 @@ class Bench:
 
 
 @asynccontextmanager
-async def bench(folder: Path, *, silence_s: float = 30.0) -> AsyncIterator[Bench]:
+async def bench(folder: Path) -> AsyncIterator[Bench]:
     """A connection that has said hello."""
     context = zmq.asyncio.Context()
     router = bind_router(context, folder / "core.sock")
@@ -53,7 +53,6 @@ async def bench(folder: Path, *, silence_s: float = 30.0) -> AsyncIterator[Bench
 
     connection = Connection(
         folder / "core.sock",
-        silence_s=silence_s,
         on_message=lambda message: made[0].messages.append(message),
         on_dead=lambda fatal: made[0].dead.append(fatal),
         before_ping=ping,
@@ -127,8 +126,8 @@ def test_a_core_that_goes_is_noticed_at_once_and_its_last_words_are_heard(tmp_pa
 
 def test_a_silent_core_is_dead_after_a_while(tmp_path: Path) -> None:
     async def scenario() -> None:
-        async with bench(tmp_path, silence_s=1.0) as one:
-            one.connection.start_pings()
+        async with bench(tmp_path) as one:
+            one.connection.start_pings(1.0)
             await one.until(lambda: one.before_pings >= 2)
             await one.say(encoded(Status(1, "ready")))
             heard = time.monotonic()
@@ -141,8 +140,8 @@ def test_a_silent_core_is_dead_after_a_while(tmp_path: Path) -> None:
 
 def test_a_program_that_blocks_its_own_loop_blames_no_one(tmp_path: Path) -> None:
     async def scenario() -> None:
-        async with bench(tmp_path, silence_s=1.0) as one:
-            one.connection.start_pings()
+        async with bench(tmp_path) as one:
+            one.connection.start_pings(1.0)
             await one.until(lambda: one.before_pings >= 1)
             time.sleep(2.0)  # noqa: ASYNC251 - the fault that the test is about
             await one.say(encoded(Status(1, "ready")))
@@ -185,7 +184,6 @@ def test_close_without_a_core_does_not_wait(tmp_path: Path) -> None:
     async def scenario() -> None:
         connection = Connection(
             tmp_path / "none.sock",
-            silence_s=1.0,
             on_message=lambda _: None,
             on_dead=lambda _: None,
             before_ping=lambda: None,

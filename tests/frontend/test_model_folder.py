@@ -132,10 +132,14 @@ class TestShards:
         (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
         return folder
 
-    def test_every_file_is_looked_at(self, tmp_path: Path) -> None:
+    def test_every_file_that_is_there_is_looked_at(self, tmp_path: Path) -> None:
         self.index(tmp_path, {"a": "one.safetensors", "b": "two.safetensors"})
+        with pytest.raises(ModelFolderError, match=r"one\.safetensors: is missing"):
+            ModelFolder.open(tmp_path)
         write_file(tmp_path / "one.safetensors", {})
-        with pytest.raises(ModelFolderError, match=r"two\.safetensors: is missing"):
+        ModelFolder.open(tmp_path)
+        (tmp_path / "two.safetensors").write_bytes(b"cut")
+        with pytest.raises(ModelFolderError, match=r"two\.safetensors: is no safetensors file"):
             ModelFolder.open(tmp_path)
 
     @pytest.mark.parametrize("name", ["../one.safetensors", "/etc/passwd", "a/b.safetensors", "..", ""])
@@ -237,7 +241,7 @@ def test_json_files(tmp_path: Path, content: bytes, says: str) -> None:
 
 def test_a_folder_in_place_of_a_file(tmp_path: Path) -> None:
     (tmp_path / "config.json").mkdir()
-    with pytest.raises(ModelFolderError, match="cannot be read"):
+    with pytest.raises(ModelFolderError, match="is no regular file"):
         read_object(tmp_path / "config.json")
 
 

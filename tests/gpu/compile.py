@@ -23,7 +23,7 @@ from triton.compiler import ASTSource
 
 from model_executor.attention.triton_append import TritonAppend
 from model_executor.attention.triton_paged import Device, TritonPaged
-from model_executor.kernels import append, paged
+from model_executor.kernels import append, decode, prefill
 from tests.gpu.cases import Shape, build
 
 WARP: Final = 32
@@ -129,9 +129,9 @@ def main(capability: int, shapes: tuple[Shape, ...]) -> int:
         print(f"{verdict} {name}: {title}: {shared} bytes of shared memory, {stack} of stack", flush=True)  # noqa: T201
 
     for module, name in (
-        (paged, "decode_kernel"),
-        (paged, "join_kernel"),
-        (paged, "prefill_kernel"),
+        (decode, "decode_kernel"),
+        (decode, "join_kernel"),
+        (prefill, "prefill_kernel"),
         (append, "append_kernel"),
     ):
         setattr(module, name, Compiler(getattr(module, name), capability, check))

@@ -8,7 +8,8 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from model_executor.graph import DEFAULT_BUCKETS, GraphRunner
+from model_executor.batch import BatchInputs
+from model_executor.graph import DEFAULT_BUCKETS, GraphRunner, GraphShape
 from tests.gpu.cases import relative_error
 from tests.gpu.models import SMALL, Model, batch_of, decode_batch, make
 from tests.gpu.report import Report
@@ -38,6 +39,8 @@ def graphs(report: Report, shard: int, shards: int) -> None:
             captures = runner.counts.captures
             report.check(f"{name}: graphs captured", captures == len(buckets), f"{captures} of {len(buckets)}")
         _check_prefill(report, model, runner, name)
+    if report.device.type == "cuda":
+        _check_waiting(report, model)
 
 
 def _difference(model: Model, runner: GraphRunner, rows: int, seed: int) -> float:
@@ -60,3 +63,18 @@ def _check_prefill(report: Report, model: Model, runner: GraphRunner, name: str)
     batch = batch_of(np.array([9, 0, 200]), np.array([1, 40, 3]), model.cache, SMALL.vocab, seed=5)
     same = torch.equal(runner.run(batch), model.step(batch))
     report.check(f"{name}: a mixed step runs as it is", same, f"equal {same}")
+
+
+def _check_waiting(report: Report, model: Model) -> None:
+    """A step that waits for the device is not captured, and runs all the same."""
+
+    def waiting(batch: BatchInputs) -> torch.Tensor:
+        logits = model.step(batch)
+        return logits if logits.sum().item() != 0.5 else -logits
+
+    batch = decode_batch([9, 20, 30], model.cache, SMALL.vocab, seed=7)
+    size = model.cache.block_size
+    shape = GraphShape((4,), SMALL.max_len // size, size, model.cache.scratch_block)
+    runner = GraphRunner(waiting, shape, report.device)
+    same = relative_error(runner.run(batch), model.step(batch)) < TOLERANCE[torch.bfloat16]
+    report.check("a step that waits is refused", same and runner.counts.captures == 0, "; ".join(runner.explain()))

@@ -21,7 +21,7 @@ from tests.wire.messages import CORE_TO_EXECUTOR, EXECUTOR_TO_CORE, name_of
             executor.StepPlan(1, 2, [], [executor.Row(0, 4, 1, [6], sample=True)]),
             "95a4706c616e010290919500040191" + "06c3",
         ),
-        (EXECUTOR_TO_CORE, executor.StepResult(1, 2, [300], None, 1, 2), "97a6726573756c74010291cd012cc00102"),
+        (EXECUTOR_TO_CORE, executor.StepResult(1, 2, [300], None, 1, 2), "98a6726573756c74010291cd012cc0010200"),
     ],
     ids=name_of,
 )

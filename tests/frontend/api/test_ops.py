@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from engine_core.wire.logs import LineFormatter
 from frontend.config import HttpOptions
 from tests.fakes.live import LiveServer, eventually, strict
 
@@ -105,8 +106,9 @@ def test_the_log_of_requests_holds_no_text(tmp_path: Path, caplog: pytest.LogCap
     options = HttpOptions(enable_log_requests=True)
     with LiveServer(tmp_path, options=options) as live, caplog.at_level(logging.INFO):
         live.complete("abcd", max_tokens=3, stop="never", user="someone")
-    lines = [record.getMessage() for record in caplog.records if "ended" in record.getMessage()]
-    (line,) = [each for each in lines if each.startswith("cmpl-")]
-    assert "prompts 4 tokens, answers 3 tokens" in line
+    (record,) = [record for record in caplog.records if record.getMessage() == "request ended"]
+    line = LineFormatter("frontend", "text", values=False).format(record)
+    for fact in ("prompt_tokens=4", "completion_tokens=3", "status=200", "answer=cmpl-", "finish=length", "seconds="):
+        assert fact in line
     for word in ("abcd", "efg", "never", "someone"):
         assert word not in line

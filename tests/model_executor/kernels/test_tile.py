@@ -1,18 +1,10 @@
-"""The attention kernels as a GPU would get them; what they compute is tested in tests/model_executor/attention."""
+"""The tiles as GPUs get them, inside the kernels; what they compute is tested in tests/model_executor/attention."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
 import pytest
-
-KERNELS = ("decode_kernel", "join_kernel", "prefill_kernel")
-
-
-@pytest.mark.parametrize("kernel", KERNELS)
-def test_compiles_for_a_hopper_gpu(compiled: Callable[[int, str], list[str]], kernel: str) -> None:
-    lines = [line for line in compiled(90, "few") if kernel in line]
-    assert [line.startswith("ok ") for line in lines] == [True]
 
 
 @pytest.mark.slow
@@ -26,3 +18,7 @@ def test_every_shape_fits(compiled: Callable[[int, str], list[str]], capability:
 @pytest.mark.slow
 def test_no_shape_spills_registers_on_hopper(compiled: Callable[[int, str], list[str]]) -> None:
     assert [line for line in compiled(90, "all") if not line.endswith(", 0 of stack")] == []
+
+
+def test_registers_hold_the_tiles_on_hopper(compiled: Callable[[int, str], list[str]]) -> None:
+    assert [line for line in compiled(90, "few") if not line.endswith(", 0 of stack")] == []

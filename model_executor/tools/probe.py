@@ -1,0 +1,253 @@
+"""`python -m model_executor.tools.probe MODEL [--layers ...] --json FILE`: a look into a brought-up executor.
+
+It checks shape, layout, aliasing and ownership of every tensor, the size of the runtime state, that all numbers are
+finite and that routing keeps its invariants; and it times single blocks and borders over several runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Final, Literal
+
+import torch
+from torch import Tensor, nn
+
+from engine_core.wire.evidence import Check, ProbeReport, Timing
+from engine_core.wire.executor import Row
+from model_executor.device import DTYPES
+from model_executor.layers.routing import Router, Routing
+from model_executor.models.registry import family
+from model_executor.tools.command import Parser, add_layer_flags, run_tool
+from model_executor.tools.evidence_file import add_json_flag, write_json
+from model_executor.tools.observe import EMBEDDING, FINAL_NORM, Observer, block_names
+from model_executor.tools.offline import Offline, OfflineOptions
+from model_executor.tools.pack import make_pack
+from model_executor.weights.parameters import block_parameters, outer_parameters
+
+HEAD: Final = "head"
+PREFILL_TOKENS: Final = 64
+CONTEXT: Final = 128
+WARM_UPS: Final = 2
+RUNS: Final = 5
+
+
+def probe(offline: Offline) -> ProbeReport:
+    """Check and time."""
+    return ProbeReport(
+        identity=offline.identity,
+        environment=offline.environment,
+        checks=[_tensors(offline), _ownership(offline), _state(offline), *_numbers(offline)],
+        timings=[*_timings(offline, "prefill"), *_timings(offline, "decode")],
+        mode="eager",
+    )
+
+
+def _tensors(offline: Offline) -> Check:
+    """Every parameter has the shape and dtype that planning gave it, and lies contiguous."""
+    model, plan = offline.executor.model, offline.executor.plan
+    names = family(offline.spec.architecture).names
+    wanted = {p.name: p for p in (*outer_parameters(offline.spec, names), *block_parameters(offline.spec, plan, names))}
+    dtype = DTYPES[offline.executor.ready.dtype]
+    there = dict(model.named_parameters())
+    faults = [f"{name}: planned and not built" for name in wanted.keys() - there.keys()]
+    for name, parameter in there.items():
+        planned = wanted.get(name)
+        # A head of its own where the checkpoint's differs from the tied embedding is planned during the load.
+        shape = tuple(parameter.shape) if planned is None else planned.shape
+        kept = dtype if planned is None or planned.dtype is None else DTYPES[planned.dtype]
+        if tuple(parameter.shape) != shape or parameter.dtype != kept or not parameter.is_contiguous():
+            faults.append(f"{name}: {tuple(parameter.shape)} {parameter.dtype}, planned {shape} {kept}")
+    return Check(
+        "tensor shape and layout", not faults, _told(faults, f"{len(there)} parameters as planned, contiguous")
+    )
+
+
+def _ownership(offline: Offline) -> Check:
+    """No two parameters and no two layers' caches share memory."""
+    model, cache = offline.executor.model, offline.executor.cache
+    owners: dict[int, list[str]] = defaultdict(list)
+    for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
+        owners[tensor.untyped_storage().data_ptr()].append(name)
+    for index, layer in enumerate(cache.layers):
+        for name, tensor in (("key", layer.key), ("value", layer.value)):
+            if tensor.numel():
+                owners[tensor.untyped_storage().data_ptr()].append(f"cache of runtime layer {index}: {name}")
+    shared = [" and ".join(names) for names in owners.values() if len(names) > 1]
+    head = "the head is the embedding's table" if model.tied else "the head has a table of its own"
+    return Check("aliasing and ownership", not shared, _told(shared, f"{len(owners)} tensors, no two share; {head}"))
+
+
+def _state(offline: Offline) -> Check:
+    """The cache has a layer for each block that runs, of that block's size, and no more."""
+    executor = offline.executor
+    cache, layers = executor.cache, executor.plan.layers(offline.spec)
+    itemsize = DTYPES[executor.ready.dtype].itemsize
+    rows = (cache.num_blocks + 1) * cache.block_size
+    wanted = [layer.attention.kv_elements * itemsize * rows for layer in layers]
+    there = [layer.key.nbytes + layer.value.nbytes for layer in cache.layers]
+    faults = [] if wanted == there else [f"bytes by layer {there}, planned {wanted}"]
+    good = f"{len(there)} layers of cache for {len(layers)} blocks, {sum(there)} bytes as planned"
+    return Check("right-sized runtime state", not faults, _told(faults, good))
+
+
+def _numbers(offline: Offline) -> Iterator[Check]:
+    """Finite numbers at every border, and routing as it must be, over the pack."""
+    model, plan = offline.executor.model, offline.executor.plan
+    routings: list[tuple[Router, Routing]] = []
+    finite: list[str] = []
+    count = 0
+    with ExitStack() as hooks:
+        for module in model.modules():
+            if isinstance(module, Router):
+                hooks.callback(module.register_forward_hook(_keep_routing(routings)).remove)
+        names = block_names(plan.sources, plan.classes)
+        seen = hooks.enter_context(Observer(list(model.blocks), model.norm, names))
+        for entry in make_pack(offline.sample_vocab, offline.executor.ready.max_model_len - 5):
+            offline.force([*entry.prompt, *entry.prompt[:4]], len(entry.prompt), 16)
+            values = seen.take()
+            count += sum(value.numel() for value in values.values())
+            finite += [f"{entry.name}: {place}" for place, value in values.items() if not _is_finite(value)]
+    yield Check("finite outputs", not finite, _told(finite, f"{count} numbers at the borders of all blocks are finite"))
+    faults = [fault for router, routing in routings for fault in routing_faults(router, routing)]
+    good = (
+        f"{sum(r.experts.shape[0] for _, r in routings)} choices of experts keep them"
+        if routings
+        else "no block routes"
+    )
+    yield Check("routing invariants", not faults, _told(faults, good))
+
+
+def routing_faults(router: Router, routing: Routing) -> list[str]:
+    """What is wrong with a choice: experts outside, named twice, weights not finite, negative, or of another sum."""
+    spec = router.spec
+    experts, weights = routing.experts, routing.weights
+    faults = []
+    if int(experts.min()) < 0 or int(experts.max()) >= spec.num_experts:
+        faults.append(f"an expert outside 0 .. {spec.num_experts - 1}")
+    if bool((experts.sort(-1).values.diff(dim=-1) == 0).any()):
+        faults.append("a token names an expert twice")
+    if not _is_finite(weights) or bool((weights < 0).any()):
+        faults.append("a weight that is not finite or is negative")
+    # The sum is that of top_k rounded quotients.
+    rounding = 8 * torch.finfo(weights.dtype).eps * spec.scale
+    if spec.normalize and bool(((weights.sum(-1) - spec.scale).abs() > rounding).any()):
+        faults.append(f"weights of a token that do not sum to {spec.scale:g}")
+    return faults
+
+
+def _keep_routing(kept: list[tuple[Router, Routing]]) -> Callable[[nn.Module, object, object], None]:
+    def hook(module: nn.Module, _inputs: object, output: object) -> None:
+        assert isinstance(module, Router)
+        assert isinstance(output, Routing)
+        kept.append((module, Routing(output.experts.cpu(), output.weights.cpu())))
+
+    return hook
+
+
+def _is_finite(values: Tensor) -> bool:
+    return bool(torch.isfinite(values).all())
+
+
+def _told(faults: Sequence[str], good: str) -> str:
+    return "; ".join(faults[:8]) if faults else good
+
+
+def _timings(offline: Offline, kind: Literal["prefill", "decode"]) -> list[Timing]:
+    """Seconds of each place in a step of one sequence: of a prompt's first tokens, or of one token after many."""
+    model, plan = offline.executor.model, offline.executor.plan
+    places = [EMBEDDING, *block_names(plan.sources, plan.classes), FINAL_NORM, HEAD]
+    modules = [model.embedding, *model.blocks, model.norm, model.head]
+    taken: dict[str, list[float]] = {place: [] for place in places}
+    length = min(CONTEXT, offline.executor.ready.max_model_len)
+    tokens = [entry % offline.sample_vocab for entry in range(length)]
+    start = 0 if kind == "prefill" else length - 1
+    count = min(PREFILL_TOKENS, length) if kind == "prefill" else 1
+    if kind == "decode":
+        offline.force(tokens, length - 1, length)
+    with ExitStack() as hooks:
+        for run in range(WARM_UPS + RUNS):
+            if run == WARM_UPS:
+                for place, module in zip(places, modules, strict=True):
+                    _clock(module, taken[place], hooks, model.embedding.weight.device)
+            fill = offline.fill(tokens)
+            offline.step([fill], [Row(fill.slot, start, count, [], True)])
+    return [
+        Timing(
+            place=place,
+            kind=kind,
+            tokens=count,
+            context=start + count,
+            median=statistics.median(seconds),
+            low=min(seconds),
+            high=max(seconds),
+            runs=len(seconds),
+        )
+        for place, seconds in taken.items()
+    ]
+
+
+def _clock(module: nn.Module, taken: list[float], hooks: ExitStack, device: torch.device) -> None:
+    """Have the module's passes timed; on a device each waits for its end, so that a pass is its own."""
+
+    def now() -> float:
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        return time.perf_counter()
+
+    def enter(*_: object) -> None:
+        taken.append(now())
+
+    def leave(*_: object) -> None:
+        taken[-1] = now() - taken[-1]
+
+    hooks.callback(module.register_forward_pre_hook(enter).remove)
+    hooks.callback(module.register_forward_hook(leave).remove)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the program; gives the exit status."""
+    parser = _parser()
+
+    def act(arguments: Sequence[str]) -> None:
+        args = parser.parse_args(arguments)
+        report = probe(Offline(_options(args)))
+        write_json(args.json, report)
+        for check in report.checks:
+            sys.stdout.write(f"{'pass' if check.passed else 'FAIL'} {check.name}: {check.evidence}\n")
+        for row in report.timings:
+            sys.stdout.write(f"{row.kind} {row.place}: {1000 * row.median:.3f} ms\n")
+
+    return run_tool("tercet report", act, sys.argv[1:] if argv is None else argv)
+
+
+def _options(args: argparse.Namespace) -> OfflineOptions:
+    return OfflineOptions(
+        folder=Path(args.model),
+        layers=args.layers,
+        allow_missing_classes=args.allow_missing_classes,
+        dtype=args.dtype,
+        length=CONTEXT + 1,
+        sequences=1,
+        sample_vocab=args.sample_vocab,
+    )
+
+
+def _parser() -> Parser:
+    parser = Parser(prog="tercet report", description="Look into an executor that the production path brought up.")
+    parser.add_argument("model", metavar="MODEL_DIR", help="model folder")
+    add_layer_flags(parser, "full")
+    parser.add_argument("--dtype", choices=("auto", *DTYPES), default="auto", help="computed in (default: auto)")
+    parser.add_argument("--sample-vocab", metavar="N", type=int, help="ids that may be chosen (default: all)")
+    add_json_flag(parser)
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,426 @@
+"""The fault matrix: which process, which fault, at which moment; what must be true after; how long it took."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from msgspec import Struct
+
+from engine_core.wire import codec
+from engine_core.wire.client import PROTOCOL, Hello
+from frontend.client import Client
+from tests.fakes.core_process import WireClient
+from tests.fakes.waiting import gone, until
+from tests.fault.rig import Rig, raw_request
+from tests.fault.traffic import Request, Traffic
+
+PROCESSES: Final = ("executor", "core", "frontend")
+FAULTS: Final = ("kill", "stop", "term", "exit", "garbage", "version")
+PHASES: Final = ("idle", "loading", "prefill", "decode", "preempted", "recovering", "draining")
+PLACES: Final = {"frontend": 0, "core": 1, "executor": 2}
+
+STEP_TIMEOUT_S: Final = 2.0
+FRONTEND_PAUSE_S: Final = 1.5
+GONE_S: Final = 5.0
+# A fast executor that takes a moment to load.
+SCRIPT: Final = "delay_s=0.01,load_s=0.4"
+SLOW_PREFILL: Final = "delay_s=0.04,load_s=0.4"
+SLOW_LOAD: Final = "delay_s=0.01,load_s=2"
+FLAGS: Final = (
+    *("--max-num-seqs", "4", "--max-num-batched-tokens", "64", "--block-size", "4", "--max-restarts", "5"),
+    *("--step-timeout", str(STEP_TIMEOUT_S)),
+)
+LARGE_POOL: Final = ("--num-kv-blocks", "1024")
+SMALL_POOL: Final = ("--num-kv-blocks", "40")
+
+
+@dataclass(frozen=True)
+class Case:
+    """One cell of the matrix."""
+
+    process: str
+    fault: str
+    phase: str
+
+    @property
+    def name(self) -> str:
+        """For reports."""
+        return f"{self.process}-{self.fault}-{self.phase}"
+
+    @property
+    def pid_changes(self) -> bool:
+        """Whether the process has to be replaced."""
+        if self.fault in ("kill", "stop", "term"):
+            return self.process != "frontend"
+        return (
+            self.fault in ("exit", "version")
+            and self.process == "executor"
+            or (self.fault, self.process)
+            == (
+                "exit",
+                "core",
+            )
+        )
+
+    @property
+    def ends(self) -> int | None:
+        """The exit status of the server, where the fault ends it by right; None: it goes on."""
+        if self.process == "frontend":
+            return {"kill": -signal.SIGKILL, "exit": -signal.SIGABRT, "term": 0}.get(self.fault)
+        if self.process == "executor" and self.phase == "loading":
+            # What an executor does or says by itself at the first start would happen again.
+            return {"exit": 4, "version": 3}.get(self.fault)
+        return None
+
+
+class Record(Struct):
+    """How a case went.
+
+    Attributes:
+        case: its name; ok: whether all was as it must be; faults: what was not.
+        detect_s: from the fault to the first sign of it; recover_s: to the end of the trouble; None: no trouble showed.
+        requests: how many were under way; seconds: the whole case.
+    """
+
+    case: str
+    ok: bool = False
+    faults: list[str] = []
+    detect_s: float | None = None
+    recover_s: float | None = None
+    requests: int = 0
+    seconds: float = 0.0
+
+
+def all_cases() -> list[Case]:
+    """The whole matrix."""
+    return [Case(*cell) for cell in itertools.product(PROCESSES, FAULTS, PHASES)]
+
+
+class Watch:
+    """Looks at health and process ids all the time, from the fault on.
+
+    Attributes:
+        detected, recovered: moments of the first sign of trouble, and of the latest return to health after it.
+    """
+
+    def __init__(self, rig: Rig) -> None:
+        self._rig = rig
+        self._url = rig.url
+        self._pids = rig.pids()
+        self._done = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+        self.began = time.monotonic()
+        self.detected: float | None = None
+        self.recovered: float | None = None
+        self._thread.start()
+
+    def _run(self) -> None:
+        import httpx
+
+        with httpx.Client(base_url=self._url, trust_env=False, timeout=10.0) as http:
+            while not self._done.wait(0.02):
+                try:
+                    well = http.get("/health").status_code == 200
+                except httpx.TransportError:
+                    well = False
+                now = time.monotonic()
+                if self.detected is None and (not well or self._rig.pids() != self._pids):
+                    self.detected = now
+                if self.detected is not None and not well:
+                    self.recovered = None
+                elif self.detected is not None and self.recovered is None:
+                    self.recovered = now
+
+    def stop(self) -> None:
+        """Look no more."""
+        self._done.set()
+        self._thread.join(15.0)
+
+
+class Run:
+    """One case under way.
+
+    Args:
+        case: which.
+        model: folder.
+    """
+
+    def __init__(self, case: Case, model: Path) -> None:
+        self.case = case
+        self.model = model
+        self.record = Record(case.name)
+        self.faults: list[str] = []
+
+    def run(self) -> Record:
+        """The case from start to end."""
+        began = time.monotonic()
+        script = SLOW_PREFILL if self.case.phase == "prefill" else SLOW_LOAD if self.case.phase == "loading" else SCRIPT
+        pool = SMALL_POOL if self.case.phase == "preempted" else LARGE_POOL
+        scripts = ("fail_load_with=1", SCRIPT) if self._first_start_fails("exit") else (script,)
+        scripts = ("protocol=9", SCRIPT) if self._first_start_fails("version") else scripts
+        try:
+            with Rig(self.model, scripts, (*FLAGS, *pool)) as rig:
+                self._with(rig)
+        except AssertionError as error:
+            self.faults.append(f"{type(error).__name__}: {error}")
+        self.record.ok, self.record.faults = not self.faults, self.faults
+        self.record.seconds = round(time.monotonic() - began, 2)
+        return self.record
+
+    def _first_start_fails(self, fault: str) -> bool:
+        return (self.case.process, self.case.phase, self.case.fault) == ("executor", "loading", fault)
+
+    def _with(self, rig: Rig) -> None:
+        if self.case.phase == "loading":
+            self._while_loading(rig)
+            return
+        rig.wait_ready()
+        client = rig.client()
+        client.wait_ready(20.0)
+        traffic = Traffic(rig, client)
+        self._enter(rig, client, traffic)
+        self.record.requests = traffic.under_way()
+        before = rig.pids()
+        watch = Watch(rig)
+        try:
+            self._strike(rig)
+            self._settle(rig, traffic, before, watch)
+        finally:
+            watch.stop()
+            self._time(watch)
+
+    def _time(self, watch: Watch) -> None:
+        if watch.detected is not None:
+            self.record.detect_s = round(watch.detected - watch.began, 3)
+        if watch.recovered is not None:
+            self.record.recover_s = round(watch.recovered - watch.began, 3)
+
+    # Into the phase.
+
+    def _enter(self, rig: Rig, client: Client, traffic: Traffic) -> None:
+        phase = self.case.phase
+        if phase == "idle":
+            return
+        if phase == "prefill":
+            start_prefill(traffic)
+            until("a step of the prompts has run, and no token is made", lambda: _in_prefill(client))
+            return
+        start_mixed(traffic, 60 if phase != "preempted" else 40)
+        until("tokens are made", lambda: _status(client).generation_tokens > 8)
+        if phase == "preempted":
+            until("a row was preempted", lambda: _status(client).preemptions > 0, 20.0)
+        elif phase == "recovering":
+            rig.next_scripts(SLOW_LOAD, SCRIPT)
+            os.kill(rig.pid(2), signal.SIGKILL)
+            until("it recovers", lambda: rig.health() == (503, "recovering"))
+            rig.pid(2)
+        elif phase == "draining":
+            rig.process.send_signal(signal.SIGTERM)
+            until("it drains", lambda: rig.health() == (503, "draining"))
+
+    # The fault.
+
+    def _strike(self, rig: Rig) -> None:
+        case = self.case
+        if case.fault in ("garbage", "version"):
+            self._talk(rig)
+            return
+        pid = rig.pid(PLACES[case.process])
+        if case.fault == "exit":
+            self._exit(rig, pid)
+        elif (case.process, case.fault) == ("frontend", "stop"):
+            os.kill(pid, signal.SIGSTOP)
+            time.sleep(FRONTEND_PAUSE_S)
+            os.kill(pid, signal.SIGCONT)
+        else:
+            os.kill(pid, {"kill": signal.SIGKILL, "stop": signal.SIGSTOP, "term": signal.SIGTERM}[case.fault])
+
+    def _exit(self, rig: Rig, pid: int) -> None:
+        """It ends, and so does its first replacement, while it loads."""
+        if self.case.process == "frontend":
+            os.kill(pid, signal.SIGABRT)
+        elif self.case.process == "executor":
+            rig.next_scripts("fail_load_with=1", SCRIPT)
+            os.kill(pid, signal.SIGKILL)
+        else:
+            rig.next_scripts(SLOW_LOAD, SCRIPT)
+            os.kill(pid, signal.SIGKILL)
+            until("the next core starts its executor", lambda: rig.pids()[1] not in (0, pid) and rig.pids()[2] != 0)
+            os.kill(rig.pid(1), signal.SIGKILL)
+
+    def _talk(self, rig: Rig) -> None:
+        """Someone says at the socket of the process what nobody should."""
+        garbage = self.case.fault == "garbage"
+        if self.case.process == "frontend":
+            request = os.urandom(200) if garbage else b"GET /health HTTP/9.9\r\nhost: x\r\n\r\n"
+            answer = raw_request(rig.url, request)
+            assert b" 200 " not in answer.partition(b"\r\n")[0], answer
+            return
+        if self.case.process == "executor" and not garbage:
+            rig.next_scripts("protocol=9", SCRIPT)
+            os.kill(rig.pid(2), signal.SIGKILL)
+            return
+        path = rig.socket if self.case.process == "core" else next(rig.runtime.rglob("executor.sock"))
+        stranger = WireClient(path)
+        frames = [b"", b"\xc1" * 100, b"\x80\x04N.", os.urandom(300)]
+        for frame in frames if garbage else [codec.client_to_core().encode(Hello(PROTOCOL + 1, "newer"))]:
+            stranger.socket.send(frame)
+        if not garbage:
+            assert stranger.last_words().code == "protocol"
+        time.sleep(0.2)  # they are on their way
+        stranger.close()
+
+    # After.
+
+    def _settle(self, rig: Rig, traffic: Traffic, before: tuple[int, int, int], watch: Watch) -> None:
+        case = self.case
+        if case.ends is not None and case.fault != "term":
+            self._after_death(rig, before)
+            return
+        if (case.process, case.fault, case.phase) == ("frontend", "term", "draining"):
+            # A second signal ends at once what still runs.
+            self._check(rig.wait_end(10.0) == 0, "exit status 0")
+            return
+        self.faults += traffic.wait()
+        if case.phase == "draining" or case.ends == 0:
+            status = rig.wait_end()
+            self._check(status == 0, f"exit status {status}, expected 0")
+            self._check(rig.leftovers() == [], f"leftovers: {rig.leftovers()}")
+            return
+        if case.pid_changes:
+            place = PLACES[case.process]
+            until("it is replaced", lambda: rig.pids()[place] not in (0, before[place]), 20.0)
+        until("it is ready again", lambda: rig.health() == (200, "ready"), 20.0)
+        until("the trouble is over", lambda: watch.detected is None or watch.recovered is not None)
+        self._at_rest(rig, before)
+
+    def _at_rest(self, rig: Rig, before: tuple[int, int, int]) -> None:
+        case = self.case
+        after = rig.pids()
+        changed = [after[place] != before[place] for place in range(3)]
+        if case.phase != "recovering":
+            place = PLACES[case.process]
+            expected = [case.pid_changes and place == 0, case.pid_changes and place == 1, case.pid_changes]
+            self._check(changed == expected, f"processes replaced: {changed}, expected {expected}")
+        self._check(all(after), f"processes: {after}")
+        self._check(all(gone(old) for old, new in zip(before, after, strict=True) if old != new), "an old one lives")
+        ledger = rig.invariants()
+        self._check(ledger["violations"] == [] and ledger["owned"] == 0, f"ledger: {ledger}")
+        rig.process.send_signal(signal.SIGTERM)
+        status = rig.wait_end()
+        self._check(status == 0, f"exit status {status}, expected 0")
+        self._check(rig.leftovers() == [], f"leftovers: {rig.leftovers()}")
+
+    def _after_death(self, rig: Rig, before: tuple[int, int, int]) -> None:
+        """All is gone soon, and a new server starts at once on the same port and paths."""
+        status = rig.wait_end(15.0)
+        self._check(status == self.case.ends, f"exit status {status}, expected {self.case.ends}")
+        for pid in before:
+            until(f"process {pid} is gone", lambda pid=pid: pid == 0 or gone(pid), GONE_S)  # type: ignore[misc]
+        rig.next_scripts(SCRIPT)
+        rig.restart()
+        rig.wait_ready()
+        rig.process.send_signal(signal.SIGTERM)
+        rig.wait_end()
+        self._check(rig.leftovers() == [], f"leftovers: {rig.leftovers()}")
+
+    def _while_loading(self, rig: Rig) -> None:
+        case = self.case
+        if case.ends is None or case.process == "frontend":
+            until("it loads", lambda: rig.health() == (503, "loading"), 20.0)
+            before = (rig.process.pid, rig.pid(1), rig.pid(2))
+        else:
+            before = (rig.process.pid, 0, 0)
+        if case.process == "executor" and case.fault in ("exit", "version"):
+            self._after_death(rig, before)
+            return
+        watch = Watch(rig)
+        try:
+            self._strike(rig)
+            self._settle_loading(rig, before, watch)
+        finally:
+            watch.stop()
+            self._time(watch)
+
+    def _settle_loading(self, rig: Rig, before: tuple[int, int, int], watch: Watch) -> None:
+        if self.case.ends is not None and self.case.fault != "term":
+            self._after_death(rig, before)
+            return
+        if self.case.ends == 0:
+            self._check(rig.wait_end(10.0) == 0, "exit status 0")
+            self._check(rig.leftovers() == [], f"leftovers: {rig.leftovers()}")
+            return
+        rig.wait_ready()
+        client = rig.client()
+        traffic = Traffic(rig, client)
+        start_mixed(traffic, 20)
+        self.faults += traffic.wait()
+        self._at_rest(rig, before)
+
+    def _check(self, holds: bool, what: str) -> None:
+        if not holds:
+            self.faults.append(what)
+
+
+def start_mixed(traffic: Traffic, count: int) -> None:
+    """Streams, non-streams, n = 2, Python clients; more sequences than rows, so that some wait."""
+    for kind, n, prompt, logprobs in (
+        ("stream", 1, [1, 2, 3], None),
+        ("stream", 2, [4, 5, 6, 7], None),
+        ("whole", 1, [8, 9], 2),
+        ("python", 1, [10, 11, 12], 3),
+        ("stream", 1, [13] * 10, 1),
+        ("whole", 2, [14, 15], None),
+        ("python", 1, [16], None),
+    ):
+        traffic.start(Request(kind, prompt, count, n, logprobs))
+
+
+def start_prefill(traffic: Traffic) -> None:
+    """Prompts that take many steps."""
+    for number, (kind, n) in enumerate((("stream", 1), ("whole", 1), ("python", 1), ("stream", 2))):
+        traffic.start(Request(kind, [number * 7 + i % 100 for i in range(600)], 10, n))
+
+
+class _Seen(Struct):
+    steps: int = 0
+    generation_tokens: int = 0
+    preemptions: int = 0
+
+
+def _status(client: Client) -> _Seen:
+    status = client.status
+    if status is None:
+        return _Seen()
+    return _Seen(status.steps, status.generation_tokens, status.preemptions)
+
+
+def _in_prefill(client: Client) -> bool:
+    seen = _status(client)
+    assert seen.generation_tokens == 0, "the prompts are computed already"
+    return seen.steps > 0
+
+
+def run_case(case: Case, model: Path) -> Record:
+    """Run one case."""
+    return Run(case, model).run()
+
+
+def table(records: list[Record]) -> str:
+    """The records as a Markdown table."""
+    show: Callable[[float | None], str] = lambda seconds: "-" if seconds is None else f"{seconds:.2f}"  # noqa: E731
+    lines = ["| case | result | requests | detect s | recover s |", "|---|---|---|---|---|"]
+    for record in records:
+        result = "ok" if record.ok else "; ".join(record.faults).replace("|", "/")[:300]
+        times = f"{show(record.detect_s)} | {show(record.recover_s)}"
+        lines.append(f"| {record.case} | {result} | {record.requests} | {times} |")
+    passed = sum(record.ok for record in records)
+    return "\n".join([*lines, "", f"{passed} of {len(records)} cases ok"])
