@@ -8,6 +8,7 @@ from msgspec import Struct
 
 from engine_core.wire.client import RejectCode, Submit
 from engine_core.wire.codec import unpack_ids
+from engine_core.wire.executor import KvGroup
 
 
 class Limits(Struct, frozen=True):
@@ -16,7 +17,8 @@ class Limits(Struct, frozen=True):
     Attributes:
         max_model_len: tokens of prompt and output together.
         vocab_size: token ids stay below.
-        num_kv_blocks, block_size: the pool, in blocks and in tokens a block.
+        kv_groups: the pools of KV blocks, at least one.
+        block_size: tokens a block.
         max_num_seqs: slots of the executor.
         max_num_batched_tokens: tokens of a step.
         eos_token_ids: ids that end a sequence.
@@ -24,7 +26,7 @@ class Limits(Struct, frozen=True):
 
     max_model_len: int
     vocab_size: int
-    num_kv_blocks: int
+    kv_groups: tuple[KvGroup, ...]
     block_size: int
     max_num_seqs: int
     max_num_batched_tokens: int
@@ -32,8 +34,20 @@ class Limits(Struct, frozen=True):
 
     @property
     def pool_tokens(self) -> int:
-        """Tokens that fit into the whole pool."""
-        return self.num_kv_blocks * self.block_size
+        """Tokens of one sequence that every pool can serve."""
+        bounds = (group.most_tokens(self.block_size) for group in self.kv_groups)
+        return min((bound for bound in bounds if bound is not None), default=self.max_model_len)
+
+    @property
+    def num_kv_blocks(self) -> int:
+        """Blocks of all pools."""
+        return sum(group.num_blocks for group in self.kv_groups)
+
+    @property
+    def held_tokens(self) -> int:
+        """Computed tokens, of all sequences together, that the pools can hold at most."""
+        full = [group.num_blocks * self.block_size for group in self.kv_groups if group.window is None]
+        return min(full, default=self.max_num_seqs * self.pool_tokens)
 
     @property
     def room(self) -> int:
@@ -86,10 +100,11 @@ def _length(ids: array[int], prompt_len: int, limits: Limits) -> Refusal | None:
             given=given,
         )
     if given + 1 > limits.pool_tokens:
+        blocks = limits.pool_tokens // limits.block_size
         limit = limits.pool_tokens - 1
         return Refusal(
             code="never_fits",
-            message=f"prompt: {given} tokens, at most {limit}: the KV pool holds {limits.num_kv_blocks} blocks "
+            message=f"prompt: {given} tokens, at most {limit}: the KV pool holds {blocks} blocks "
             f"of {limits.block_size} tokens, of which one token is for the output",
             field="prompt",
             limit=limit,

@@ -195,8 +195,8 @@ class Engine:
         elif (fault := unlike(condition.scheduler.limits, limits)) is not None:
             self._executor.at_fault(fault)
             return
-        elif limits.num_kv_blocks != condition.scheduler.limits.num_kv_blocks:
-            ended = condition.scheduler.resize(limits.num_kv_blocks, now)
+        elif limits.kv_groups != condition.scheduler.limits.kv_groups:
+            ended = condition.scheduler.resize(limits.kv_groups, now)
             self._clients.publish(condition.stats.steps, ended)
         condition.ready, condition.progress_at = announcement(config, ready), now
         self._recovery.ready(ready.epoch, self._executor.pid)

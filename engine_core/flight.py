@@ -9,6 +9,7 @@ from typing import Final
 from msgspec import Struct
 
 from engine_core.errors import ResultMismatch, StaleResult
+from engine_core.kv_group import Holding
 from engine_core.sequence import Sequence
 from engine_core.wire.executor import Row, SlotFill, StepResult
 
@@ -29,7 +30,7 @@ class Draft:
         self.fills: list[SlotFill] = []
         self.rows: list[tuple[Sequence, Row]] = []
 
-    def add(self, seq: Sequence, count: int, blocks: list[int]) -> None:
+    def add(self, seq: Sequence, count: int, blocks: list[list[int]]) -> None:
         """A row of `count` tokens."""
         start = seq.computed
         sample = seq.launch(count, self.step)
@@ -117,23 +118,26 @@ class Flights:
 
 
 class Held(Struct, frozen=True):
-    """Blocks and slot of a sequence that runs no more; gain: blocks that become available with them."""
+    """Blocks and slot of a sequence that runs no more; gain: by KV group the blocks that become available with them."""
 
-    blocks: list[int]
+    blocks: list[Holding]
     slot: int
-    gain: int
+    gain: tuple[int, ...]
 
 
 class Fence:
     """Keeps blocks and slots until the last step that uses them has come back.
 
+    Args:
+        groups: how many KV groups there are.
+
     Attributes:
-        gain: blocks that will become available, at least.
+        gain: by KV group the blocks that will become available, at least.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, groups: int) -> None:
         self._held: dict[int, list[Held]] = {}
-        self.gain = 0
+        self.gain = [0] * groups
 
     def __len__(self) -> int:
         return sum(map(len, self._held.values()))
@@ -141,12 +145,15 @@ class Fence:
     def hold(self, step: int, held: Held) -> None:
         """Keep it until `step` has come back."""
         self._held.setdefault(step, []).append(held)
-        self.gain += held.gain
+        for group, blocks in enumerate(held.gain):
+            self.gain[group] += blocks
 
     def lift(self, step: int) -> list[Held]:
         """What nothing uses any more, now that `step` has come back."""
         lifted = self._held.pop(step, [])
-        self.gain -= sum(held.gain for held in lifted)
+        for held in lifted:
+            for group, blocks in enumerate(held.gain):
+                self.gain[group] -= blocks
         return lifted
 
     def __iter__(self) -> Iterator[Held]:

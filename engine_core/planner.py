@@ -11,6 +11,7 @@ ones. Chunked prefill, decode and recompute after a preemption all fall out of i
 
 from __future__ import annotations
 
+from operator import le, sub
 from typing import Final
 
 from engine_core.admission import Limits
@@ -43,6 +44,7 @@ class Planner:
         self._budget = limits.max_num_batched_tokens
         self.chunk_cap: Final = options.long_prefill_token_threshold or max(1, self._budget // 2)
         self._displaces = options.scheduling_policy == "priority" and options.batching == "continuous"
+        self._windows = any(group.window is not None for group in limits.kv_groups)
         self._gate = BatchGate(options.batching)
         self.retry = RetryEstimate()
         self.lacks_capacity = False
@@ -78,9 +80,9 @@ class Planner:
         if seq.status is not Status.RUNNING:
             self.lacks_capacity = self._start(seq, draft, now) is not None
         elif not seq.exhausted:
-            todo = min(seq.total - seq.computed, draft.budget)
+            todo = self._roster.kv.room(seq, min(seq.total - seq.computed, draft.budget))
             blocks = self._roster.kv.grow(seq, seq.computed + todo)
-            if blocks is not None:
+            if todo and blocks is not None:
                 draft.add(seq, todo, blocks)
 
     # Rows that run.
@@ -97,7 +99,9 @@ class Planner:
                 cap = cap or self._cap(rows, kept)
                 spare = draft.budget - (len(rows) - index - 1) - kept
                 todo = max(1, min(todo, spare, cap))
-            blocks = self._blocks_for(seq, seq.computed + todo)
+            if self._windows:
+                todo = self._roster.kv.room(seq, todo)
+            blocks = self._blocks_for(seq, seq.computed + todo) if todo else None
             if blocks is not None:
                 draft.add(seq, todo, blocks)
 
@@ -112,19 +116,20 @@ class Planner:
         first = roster.queue.first()
         if first is None or not roster.has_row() or not self._gate.admits(first):
             return 0
-        return max(1, self._budget // START_SHARE) if roster.kv.available > roster.margin() else 0
+        return max(1, self._budget // START_SHARE) if roster.kv.has_spare(roster.margin()) else 0
 
-    def _blocks_for(self, seq: Sequence, tokens: int) -> list[int] | None:
+    def _blocks_for(self, seq: Sequence, tokens: int) -> list[list[int]] | None:
         """Blocks that a running row needs to hold `tokens` tokens, if need be from others; None: not in this step.
 
-        Each preemption sets free one block at least, now or behind the fence: the last block of a sequence is its own.
-        While some are on their way, nobody else is preempted. The victim stands behind the row in order, or is the
-        row itself, so it has no row in this draft.
+        Each preemption sets free one block of each group at least, now or behind the fence: the last block of a
+        sequence is its own. While some of each group that lacks any are on their way, nobody else is preempted. The
+        victim stands behind the row in order, or is the row itself, so it has no row in this draft.
         """
         roster = self._roster
         while (blocks := roster.kv.grow(seq, tokens)) is None:
             self.lacks_capacity = True
-            victim = roster.running.victim() if roster.fence.gain == 0 else None
+            short = zip(roster.kv.short(seq, tokens), roster.fence.gain, strict=True)
+            victim = roster.running.victim() if any(lack > 0 and not gain for lack, gain in short) else None
             if victim is None:
                 return None
             roster.preempt(victim)
@@ -140,14 +145,14 @@ class Planner:
         if first is None or not yielding:
             return
         rows = 0 if roster.has_row() or roster.fence else 1
-        lacking = roster.kv.lacking(first, roster.margin()) - roster.fence.gain
+        lacking = list(map(sub, roster.kv.lacking(first, roster.margin()), roster.fence.gain))
         chosen: list[Sequence] = []
         for seq in yielding:
-            if len(chosen) >= rows and lacking <= 0:
+            if len(chosen) >= rows and max(lacking) <= 0:
                 break
             chosen.append(seq)
-            lacking -= roster.kv.gain(seq.table)
-        if len(chosen) >= rows and lacking <= 0:
+            lacking = list(map(sub, lacking, roster.kv.gain(seq.held)))
+        if len(chosen) >= rows and max(lacking) <= 0:
             for seq in chosen:
                 roster.preempt(seq)
 
@@ -182,14 +187,18 @@ class Planner:
         self.retry.note_start(now)
         draft.fills.append(fill)
         cap = self.chunk_cap if roster.queue and roster.has_row() else self._budget
-        draft.add(seq, min(seq.total - seq.computed, draft.budget, cap), [])
+        count = roster.kv.room(seq, min(seq.total - seq.computed, draft.budget, cap))
+        blocks = roster.kv.grow(seq, seq.computed + count)
+        assert count, "a sequence of which nothing is out has room for a token"
+        assert blocks is not None, "it has been admitted"
+        draft.add(seq, count, blocks)
         return None
 
-    def _let_by(self, head: Sequence, lacking: int, draft: Draft, now: float) -> None:
+    def _let_by(self, head: Sequence, lacking: tuple[int, ...], draft: Draft, now: float) -> None:
         """Others may start before a head that lacks blocks, but only so often and so long, and not when what it lacks
         is on its way."""
         roster = self._roster
-        if lacking <= roster.fence.gain:
+        if all(map(le, lacking, roster.fence.gain)):
             return
         if head.blocked_at is None:
             head.blocked_at = now

@@ -49,6 +49,10 @@ class PrefixCache:
             found.append(block)
         return found
 
+    def block_of(self, name: bytes) -> int | None:
+        """The block that is found under the name."""
+        return self._block_of.get(name)
+
     def add(self, name: bytes, block: int) -> None:
         """Make a block findable. Where the name is known already the older block stays, and this one is not shared."""
         if name not in self._block_of:

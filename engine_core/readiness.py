@@ -13,7 +13,7 @@ def limits_of(config: EngineConfig, ready: ExecutorReady) -> Limits:
     return Limits(
         max_model_len=ready.max_model_len,
         vocab_size=ready.vocab_size,
-        num_kv_blocks=ready.num_kv_blocks,
+        kv_groups=tuple(ready.kv_groups),
         block_size=config.cache.block_size,
         max_num_seqs=config.scheduler.max_num_seqs,
         max_num_batched_tokens=ready.max_num_batched_tokens,
@@ -41,4 +41,7 @@ def unlike(before: Limits, after: Limits) -> str | None:
         was, now = getattr(before, field), getattr(after, field)
         if was != now:
             return f"{field}: {now}, the executor before had {was}"
+    windows = [[group.window for group in limits.kv_groups] for limits in (before, after)]
+    if windows[0] != windows[1]:
+        return f"windows of KV groups: {windows[1]}, the executor before had {windows[0]}"
     return None

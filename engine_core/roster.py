@@ -19,9 +19,11 @@ from engine_core.wire.executor import SlotFill
 
 
 class Lacking(Struct, frozen=True):
-    """Why a sequence could not start: `blocks` more must be available. 0: it waits for a row or for its own results."""
+    """Why a sequence could not start: so many `blocks` more must be available, by KV group. Empty: it waits for a row
+    or for its own results.
+    """
 
-    blocks: int
+    blocks: tuple[int, ...]
 
 
 class Roster:
@@ -54,9 +56,14 @@ class Roster:
 
     def _reset(self, epoch: int) -> None:
         limits = self._limits
-        self.kv = KVManager(limits.num_kv_blocks, limits.block_size, prefix_caching=self._caching)
+        self.kv = KVManager(
+            limits.kv_groups,
+            limits.block_size,
+            most_tokens=limits.max_num_batched_tokens,
+            prefix_caching=self._caching,
+        )
         self.flights = Flights(epoch, limits.vocab_size)
-        self.fence = Fence()
+        self.fence = Fence(len(limits.kv_groups))
         self._slots = list(range(limits.max_num_seqs - 1, -1, -1))
 
     def has_row(self) -> bool:
@@ -75,7 +82,7 @@ class Roster:
     def start(self, seq: Sequence, now: float) -> SlotFill | Lacking:
         """Give a queued sequence a row, a slot and its blocks; or say what it lacks, with nothing changed."""
         if seq.in_flight or not self.has_row():
-            return Lacking(0)
+            return Lacking(())
         lacking, found = self.kv.admit(seq, self.margin())
         if lacking:
             return Lacking(lacking)
@@ -86,7 +93,15 @@ class Roster:
         seq.start(slot, found, now)
         self.running.add(seq)
         self.counters.note_start(seq, found, first=first, caching=self._caching)
-        return SlotFill(slot, seq.tokens.tobytes(), seq.prompt_len, seq.params, seq.seed, list(seq.table))
+        return SlotFill(
+            slot,
+            seq.tokens.tobytes(),
+            seq.prompt_len,
+            seq.params,
+            seq.seed,
+            [holding.blocks.copy() for holding in seq.held],
+            [holding.freed for holding in seq.held] if any(holding.freed for holding in seq.held) else [],
+        )
 
     def preempt(self, seq: Sequence) -> None:
         """Take row, slot and blocks from a running sequence; it is queued ahead of those that never ran."""
@@ -109,6 +124,7 @@ class Roster:
 
     def lift_fence(self, step: int) -> None:
         """A plan is back: what it was the last to touch may be used again."""
+        self.kv.landed(step)
         for held in self.fence.lift(step):
             self.kv.free(held.blocks)
             self._slots.append(held.slot)

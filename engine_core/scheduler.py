@@ -26,7 +26,7 @@ from engine_core.sequence import RequestKey, Sequence, Status
 from engine_core.stop import StopRules
 from engine_core.wire.client import FinishReason, Output, Submit, TokenLogprobs
 from engine_core.wire.config import CacheOptions, SchedulerOptions
-from engine_core.wire.executor import StepPlan, StepResult
+from engine_core.wire.executor import KvGroup, StepPlan, StepResult
 
 __all__ = ["Ledger", "Limits", "Refusal", "RequestKey", "Scheduler", "SchedulerStatus"]
 
@@ -59,7 +59,8 @@ class Scheduler:
         self._planner = Planner(self._roster, options, limits)
         self._arrivals = 0
         self._idle_steps = 0
-        pool_steps = -(-limits.pool_tokens // self._planner.chunk_cap)
+        chunk = min(self._planner.chunk_cap, self._roster.kv.chunk_tokens or limits.max_model_len)
+        pool_steps = -(-limits.held_tokens // chunk)
         self._patience = PATIENCE_STEPS + PATIENCE_POOLS * pool_steps
 
     # Requests come and go.
@@ -157,11 +158,11 @@ class Scheduler:
         self._roster.restart(epoch, trial)
         self._idle_steps = 0
 
-    def resize(self, num_kv_blocks: int, now: float) -> list[tuple[RequestKey, Output]]:
-        """The next executor has another number of KV blocks; before its first plan. Gives the ends of requests that
+    def resize(self, kv_groups: tuple[KvGroup, ...], now: float) -> list[tuple[RequestKey, Output]]:
+        """The next executor has other numbers of KV blocks; before its first plan. Gives the ends of requests that
         fit no more.
         """
-        limits = msgspec.structs.replace(self._limits, num_kv_blocks=num_kv_blocks)
+        limits = msgspec.structs.replace(self._limits, kv_groups=kv_groups)
         self._limits = limits
         self._roster.resize(limits)
         why = f"the executor that took over has room for {limits.pool_tokens} tokens, this request may need more"
@@ -317,8 +318,8 @@ class Scheduler:
         """KV blocks by state; O(pool)."""
         return self._roster.kv.ledger()
 
-    def free_blocks(self) -> frozenset[int]:
-        """Blocks whose content means nothing: nobody reads them before writing them."""
+    def free_blocks(self) -> list[frozenset[int]]:
+        """For each KV group the blocks whose content means nothing: nobody reads them before writing them."""
         return self._roster.kv.free_blocks()
 
     def check(self) -> list[str]:

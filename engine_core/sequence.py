@@ -17,6 +17,7 @@ from array import array
 from enum import Enum
 from typing import Final
 
+from engine_core.kv_group import Holding
 from engine_core.stop import StopRules
 from engine_core.wire.client import RequestTimes
 from engine_core.wire.sampling import SamplingParams
@@ -67,7 +68,7 @@ class Sequence:
         preemptions: how often it lost its blocks.
         aged: it was started out of turn because it had waited long; more urgent requests do not displace it.
         passed: how many were started while it, first in the queue, lacked blocks; since blocked_at.
-        table, hashes, committed: of the KVManager alone: block ids in order of position, the hash of each full block
+        held, hashes, committed: of the KVManager alone: what it holds of each KV group, the hash of each full block
             as far as computed, and how many leading blocks are settled in the prefix cache.
     """
 
@@ -81,6 +82,7 @@ class Sequence:
         "computed",
         "first_token_at",
         "hashes",
+        "held",
         "in_flight",
         "key",
         "last_step",
@@ -98,7 +100,6 @@ class Sequence:
         "slot",
         "started_at",
         "status",
-        "table",
         "tokens",
     )
 
@@ -141,7 +142,7 @@ class Sequence:
         self.aged = False
         self.passed = 0
         self.blocked_at: float | None = None
-        self.table: list[int] = []
+        self.held: list[Holding] = []
         self.hashes: list[bytes] = []
         self.committed = 0
 
@@ -240,7 +241,7 @@ class Sequence:
             "peak <= total": self.peak <= self.total,
             "total <= max_total": self.total <= self.rules.max_total,
             "a slot exactly while running": running == (self.slot is not None),
-            "blocks exactly while running": running == bool(self.table),
+            "blocks exactly while running": running == bool(self.held),
             "nothing computed unless running": running or self.computed == 0,
             "passed >= 0": self.passed >= 0,
         }

@@ -59,9 +59,10 @@ class Timeline:
         self._spans.append(Span(lane, name, start_ns, end_ns, args))
 
     def add_step(self, result: StepResult, plan: SentPlan) -> None:
-        """Keep a step of the executor, with the rows it was padded to (0: it ran as it is), and the gap before it in which the device had nothing to do.
+        """Keep a step of the executor, and the gap before it in which the device had nothing to do.
 
         The gap is the engine's own doing if the plan was `queued` behind another one, else a lack of requests.
+        `bucket` is how many rows the step was padded to, 0 where it ran as it is.
         """
         start_ns, end_ns = result.started_ns, result.ended_ns
         if self._step_end_ns is not None and start_ns > self._step_end_ns:

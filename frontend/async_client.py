@@ -380,6 +380,7 @@ class AsyncClient:
 
     def _on_lost(self, fatal: wire.Fatal) -> None:
         self._was_lost = True
+        self.recoveries.core_lost()
         self._requests.forget_unsent()
         self._fail_inspections(fatal)
 

@@ -70,11 +70,18 @@ class ClientOptions(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ReportOptions(Struct, frozen=True, forbid_unknown_fields=True):
-    """Reports of the start."""
+    """Reports of start and steps."""
 
     report_dir: Annotated[
         str | None,
         Meta(description="folder for load.json, startup.json and kernels.json; also at GET /reports/..."),
+    ] = None
+    trace_file: Annotated[
+        Annotated[str, Meta(min_length=1)] | None,
+        Meta(
+            description="file for a timeline of the latest steps, written when the engine ends; trace viewers such as "
+            "Perfetto open it",
+        ),
     ] = None
 
 

@@ -30,6 +30,7 @@ FRAMES_PER_TURN: Final = 64
 # Milliseconds that Bye gets to leave.
 BYE_LINGER_MS: Final = 100
 LAST_WORDS_S: Final = 0.2
+CLOSED: Final = "the engine core closed the connection"
 
 
 class Connection:
@@ -139,7 +140,7 @@ class Connection:
         await recv_monitor_message(self._monitor)
         # What the core said before it went is still in the queue: a Fatal tells more than this.
         await asyncio.sleep(LAST_WORDS_S)
-        self.die("internal", "the engine core closed the connection")
+        self.die("internal", CLOSED)
 
     async def _ping(self) -> None:
         # Silence is counted in turns of this loop, so that a program that held up its own loop blames no one.

@@ -26,6 +26,7 @@ from engine_core.wire.config import EngineConfig, config_hash, write_config
 from engine_core.wire.errors import Backpressure
 from engine_core.wire.pulse import Pulse, sample
 from frontend.async_client import SEED_BITS, AsyncClient
+from frontend.connection import CLOSED
 from frontend.errors import (
     EXIT_REFUSED,
     EXIT_USAGE,
@@ -70,6 +71,7 @@ class EngineProcess:
         max_backlog_bytes: most that may wait to be read of one answer.
         on_progress: called with each Progress of the first start.
         on_ready: called when the engine takes requests for the first time.
+        trace_file: where the core leaves a timeline of its steps, if at all; each core writes it anew.
         module: how Python starts the core.
 
     Attributes:
@@ -86,6 +88,7 @@ class EngineProcess:
         max_backlog_bytes: int,
         on_progress: Callable[[Progress], None],
         on_ready: Callable[[Ready], None],
+        trace_file: Path | None = None,
         module: Sequence[str] = CORE_MODULE,
     ) -> None:
         self.client: AsyncClient | None = None
@@ -96,6 +99,7 @@ class EngineProcess:
         self._max_backlog_bytes = max_backlog_bytes
         self._on_progress = on_progress
         self._on_ready = on_ready
+        self._trace_file = trace_file
         self._module = module
         self._random = random.Random(config.model.seed)
         self._budget = RestartBudget(config.recovery.max_restarts)
@@ -137,7 +141,7 @@ class EngineProcess:
             ready = await self._unless_ended(self.client.wait_ready(limit))
             self._note_ready(ready)
             await self._watch(self.client)
-        except (EngineDead, EngineTimeout, _CoreEnded) as found:
+        except (EngineDead, EngineTimeout, _CoreEnded, _CoreStopped) as found:
             error = found
         return await self._verdict(error)
 
@@ -146,6 +150,8 @@ class EngineProcess:
         write_config(self._config, path)
         arguments = [*self._module, "--config", str(path), "--socket", str(self._socket)]
         arguments += ["--runtime-dir", str(self._runtime_dir), "--incarnation", str(incarnation)]
+        if self._trace_file is not None:
+            arguments += ["--trace-file", str(self._trace_file)]
         self._ended.clear()
         self._child = Child.spawn("engine core", arguments)
         self._pulse = Pulse(self._child.pid, time.monotonic())
@@ -220,20 +226,30 @@ class EngineProcess:
         return client.lost is None
 
     async def _unless_ended(self, work: Coroutine[Any, Any, T]) -> T:
+        """The result of the work, unless the core ends, or is stopped for too long, before."""
         task = asyncio.create_task(work)
-        ended = asyncio.create_task(self._ended.wait())
+        others = (asyncio.create_task(self._ended.wait()), asyncio.create_task(self._stopped()))
         try:
-            await asyncio.wait({task, ended}, return_when=asyncio.FIRST_COMPLETED)
-            if not task.done():
+            await asyncio.wait({task, *others}, return_when=asyncio.FIRST_COMPLETED)
+            if not task.done() and self._ended.is_set():
                 # What the core said last may be on its way.
-                await asyncio.wait({task}, timeout=LAST_WORDS_S if not self._was_ready else 0.0)
-            if not task.done():
-                raise _CoreEnded("the engine core ended")
-            return task.result()
+                if self.client is None:
+                    await asyncio.wait({task}, timeout=LAST_WORDS_S)
+                await self._hear_out()
+            if task.done():
+                return task.result()
+            raise _CoreEnded("it ended") if self._ended.is_set() else _CoreStopped("it was stopped by a signal")
         finally:
-            task.cancel()
-            ended.cancel()
-            await asyncio.gather(task, ended, return_exceptions=True)
+            for each in (task, *others):
+                each.cancel()
+            await asyncio.gather(task, *others, return_exceptions=True)
+
+    async def _stopped(self) -> None:
+        """Return when the core has been stopped by a signal for longer than a step may take."""
+        limit = self._config.deadlines.step_timeout
+        while self._pulse.stopped_s(time.monotonic()) <= limit:
+            await asyncio.sleep(WATCH_S)
+            self._pulse.look(time.monotonic())
 
     async def _pause(self, seconds: float) -> bool:
         try:
@@ -245,7 +261,9 @@ class EngineProcess:
     async def _verdict(self, error: FrontendError | None) -> Loss:
         """The cause in one line, as precisely as core and system tell it, and whether another core may help."""
         client, child = self.client, self._child
-        hangs = client is not None and client.lost is not None and client.lost.code == "stalled"
+        hangs = isinstance(error, _CoreStopped) or (
+            client is not None and client.lost is not None and client.lost.code == "stalled"
+        )
         if not hangs:
             # A core that closed its socket ends soon; one that ended may have said why.
             await self._pause(LAST_WORDS_S)
@@ -254,15 +272,18 @@ class EngineProcess:
         said = _said(client, error)
         how = "" if status is None else f"signal {-status}" if status < 0 else f"exit status {status}"
         if said is not None and said.code == "start_refused" and said.final:
-            return Loss(StartRefused(said.message), again=False)
+            return Loss(said.message, StartRefused(said.message), again=False)
         cause = said.message if said is not None else str(error or "it ended")
+        if child is not None and how:
+            # That the connection closed is the consequence.
+            cause = f"pid {child.pid} ended: {how}" if cause == CLOSED else f"{cause} ({how})"
         if not self._was_ready and status in (EXIT_USAGE, EXIT_REFUSED):
             known = f"the engine core refused to start ({how}); its own lines say why"
-            return Loss(StartRefused(said.message if said is not None else known), again=False)
-        failure = EngineFailed(f"the engine core failed: {cause}" + (f" ({how})" if how else ""))
-        outside = status is not None and status <= 0
+            return Loss(cause, StartRefused(said.message if said is not None else known), again=False)
+        failure = EngineFailed(f"the engine core failed: {cause}")
+        outside = isinstance(error, _CoreStopped) if status is None else status <= 0
         final = client is not None and client.fatal is not None
-        return Loss(failure, again=not final and (self._was_ready or outside))
+        return Loss(cause, failure, again=not final and (self._was_ready or outside))
 
     async def _hear_out(self) -> None:
         """The connection closes with the process, once what came before has been read."""
@@ -284,12 +305,12 @@ class EngineProcess:
     async def _replace(self, loss: Loss) -> None:
         """See that nothing is left of the lost core before the next one starts."""
         if self._lost is None:
-            self._lost, self._lost_at = str(loss.failure), time.monotonic()
-        logger.info("%s; another one starts", loss.failure)
+            self._lost, self._lost_at = loss.cause, time.monotonic()
+        logger.info("engine core lost: %s; another one starts", loss.cause)
         self._tries += 1
         client = self.client
         if client is not None and client.lost is None:
-            client.cut(Fatal("internal", str(loss.failure), final=False))
+            client.cut(Fatal("internal", loss.cause, final=False))
         executor = 0 if client is None or client.status is None else client.status.executor_pid
         await self._end_child(0.0)
         deadline = time.monotonic() + EXECUTOR_END_S
@@ -324,17 +345,23 @@ class Loss:
     """The end of one core.
 
     Attributes:
+        cause: in a few words.
         failure: what to say if none follows.
         again: whether another one may help.
     """
 
-    def __init__(self, failure: StartError, *, again: bool) -> None:
+    def __init__(self, cause: str, failure: StartError, *, again: bool) -> None:
+        self.cause = cause
         self.failure = failure
         self.again = again
 
 
 class _CoreEnded(FrontendError):
     """The process ended while it was waited for."""
+
+
+class _CoreStopped(FrontendError):
+    """The process was stopped while it was waited for."""
 
 
 def _said(client: AsyncClient | None, error: FrontendError | None) -> Fatal | None:

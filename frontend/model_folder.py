@@ -236,7 +236,7 @@ def _indexed(path: Path, index: Path) -> list[Path]:
         raise ModelFolderError(index, "weight_map: must be an object that names a file for each tensor")
     names = sorted({str(name) for name in weight_map.values()})
     for name in names:
-        if Path(name).name != name or name in {"", ".", ".."}:
+        if Path(name).name != name or name in {"", ".", ".."} or "\0" in name:
             raise ModelFolderError(index, f"weight_map: {name!r} must be a file name, without a folder")
     # A file may be absent whose tensors nobody asks for: which those are, the executor knows.
     return [path / name for name in names if (path / name).exists()] or [path / names[0]]

@@ -32,9 +32,12 @@ class Recoveries:
             self._latest, self._new = status, False
             self.executor_s = status.recovery_s or self.executor_s
 
+    def core_lost(self) -> None:
+        """What is reported from now on may come from another core."""
+        self._new = True
+
     def reconnected(self, requests: int) -> None:
         """A core is ready after a loss; so many requests were submitted to it anew."""
-        self._new = True
         self._requests_before += requests
 
     def engine_replaced(self, seconds: float) -> None:

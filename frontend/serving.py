@@ -107,6 +107,7 @@ def prepare(config: ServeConfig, say: Callable[[str], None]) -> Prepared:
         say(f"listening on {url}")
         check_client_socket(config.client.client_socket)
         check_report_dir(config.reports.report_dir)
+        check_trace_file(config.reports.trace_file)
         weights = config.engine.model.load_format != "dummy"
         template = Path(config.http.chat_template) if config.http.chat_template else None
         folder = ModelFolder.open(Path(config.engine.model.model), chat_template=template, weights=weights)
@@ -162,6 +163,20 @@ def check_report_dir(path: str | None) -> None:
         raise UsageError(f"--report-dir: {path}: the folder cannot be written")
 
 
+def check_trace_file(path: str | None) -> None:
+    """Make the file for the timeline, empty as yet.
+
+    Raises:
+        UsageError: it cannot be written.
+    """
+    if path is None:
+        return
+    try:
+        Path(path).open("wb").close()
+    except OSError as error:
+        raise UsageError(f"--trace-file: {path}: {error.strerror or error}") from error
+
+
 def process_title(argv: Sequence[str]) -> str:
     """The command line as `ps` shows it, API keys masked."""
     words: list[str] = []
@@ -211,6 +226,7 @@ class Server:
             max_backlog_bytes=config.http.max_stream_backlog_bytes,
             on_progress=self._progress,
             on_ready=self._on_ready,
+            trace_file=Path(config.reports.trace_file) if config.reports.trace_file else None,
             module=module,
         )
         names = served_names(config)

@@ -7,8 +7,8 @@ others as planned. `sample_index` keeps the plan's order, so nobody outside sees
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Hashable, Iterable
+from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 import numpy as np
@@ -52,6 +52,19 @@ class DecodeGroup:
 
 
 @dataclass(frozen=True)
+class GroupIndex:
+    """What depends on the KV group: see BatchIndex.
+
+    Attributes:
+        slot_mapping: [T].
+        block_tables: [R, B].
+    """
+
+    slot_mapping: Ints
+    block_tables: Ints
+
+
+@dataclass(frozen=True)
 class BatchIndex:
     """Index lists of one forward pass of T tokens in R rows, S of which sample.
 
@@ -60,11 +73,13 @@ class BatchIndex:
         slot_mapping: [T] where its key and value go: block * block_size + offset.
         query_start: [R + 1] first token of each row; the last entry is T.
         context_lens: [R] tokens of the row in the cache after this step.
-        block_tables: [R, B] block ids in order; entries past a row's context are valid ids of any block.
+        block_tables: [R, B] block ids in order; entries past a row's context, and before its window, are valid ids of
+            any block.
         sample_index: [S] the last token of each row that samples, in the plan's order.
         sample_slots, sample_positions: [S] where the sampled token goes in the token table.
         num_decodes: rows 0 .. num_decodes - 1 compute one token each.
         decode_groups: they cover these rows in order.
+        others: slot_mapping and block_tables of the KV groups after the first.
     """
 
     token_slots: Ints
@@ -78,6 +93,7 @@ class BatchIndex:
     sample_positions: Ints
     num_decodes: int
     decode_groups: tuple[DecodeGroup, ...]
+    others: tuple[GroupIndex, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -93,6 +109,8 @@ class BatchInputs:
         query_lens, context_lens_host: [R], on the host.
         num_decodes: the first rows, of one token each.
         decode_groups: cover the decode rows in order.
+        others: the same batch for the layers of the KV groups after the first: they differ in slot_mapping,
+            block_tables and derived.
         derived: what kernels made of this batch, see `once`.
     """
 
@@ -107,12 +125,22 @@ class BatchInputs:
     context_lens_host: list[int]
     num_decodes: int
     decode_groups: tuple[DecodeGroup, ...]
+    others: tuple[BatchInputs, ...] = ()
     derived: dict[Hashable, object] = field(default_factory=dict, compare=False, repr=False)
 
     @property
     def num_tokens(self) -> int:
         """T."""
         return self.token_ids.shape[0]
+
+    def of_group(self, group: int) -> BatchInputs:
+        """The batch for the layers of a KV group."""
+        return self.others[group - 1] if group else self
+
+    def with_groups(self, others: Iterable[tuple[Tensor, Tensor]]) -> BatchInputs:
+        """The batch with (slot_mapping, block_tables) of the KV groups after the first."""
+        made = (replace(self, slot_mapping=slots, block_tables=tables, derived={}) for slots, tables in others)
+        return replace(self, others=tuple(made))
 
     def once(self, key: Hashable, make: Callable[[], T]) -> T:
         """What `make` gives, made once a step instead of once a layer. Equal keys must mean equal values."""
@@ -121,13 +149,16 @@ class BatchInputs:
         return self.derived[key]  # type: ignore[return-value]  # the value that this very key's make gave
 
 
-def build_index(rows: StepRows, block_table: npt.NDArray[np.int32], block_size: int) -> BatchIndex:
+def build_index(
+    rows: StepRows, block_table: npt.NDArray[np.int32], block_size: int, *others: npt.NDArray[np.int32]
+) -> BatchIndex:
     """The index lists of a plan.
 
     Args:
         rows: at least one; slots are distinct.
         block_table: [slots, blocks a sequence]; row s holds the block ids of slot s in order.
         block_size: tokens a block.
+        others: block tables of the KV groups after the first.
     """
     contexts = rows.starts + rows.counts
     order = np.lexsort((np.where(rows.counts == 1, -contexts, 0), rows.counts != 1))
@@ -136,24 +167,30 @@ def build_index(rows: StepRows, block_table: npt.NDArray[np.int32], block_size: 
     np.cumsum(counts, out=query_start[1:])
     token_slots = np.repeat(slots, counts)
     positions = np.arange(query_start[-1], dtype=np.int64) + np.repeat(starts - query_start[:-1], counts)
-    blocks = block_table[token_slots, positions // block_size].astype(np.int64)
-    num_decodes = int(np.count_nonzero(counts == 1))
     width = -(-int(contexts.max()) // block_size)
+
+    def of_group(table: npt.NDArray[np.int32]) -> GroupIndex:
+        blocks = table[token_slots, positions // block_size].astype(np.int64)
+        return GroupIndex(blocks * block_size + positions % block_size, table[slots, :width].astype(np.int64))
+
+    group = of_group(block_table)
+    num_decodes = int(np.count_nonzero(counts == 1))
     place = np.empty(len(order), dtype=np.int64)
     place[order] = np.arange(len(order))
     sampled = np.flatnonzero(rows.samples)
     return BatchIndex(
         token_slots=token_slots,
         positions=positions,
-        slot_mapping=blocks * block_size + positions % block_size,
+        slot_mapping=group.slot_mapping,
         query_start=query_start,
         context_lens=contexts,
-        block_tables=block_table[slots, :width].astype(np.int64),
+        block_tables=group.block_tables,
         sample_index=query_start[place[sampled] + 1] - 1,
         sample_slots=rows.slots[sampled],
         sample_positions=(rows.starts + rows.counts)[sampled],
         num_decodes=num_decodes,
         decode_groups=_groups(contexts[:num_decodes], block_size),
+        others=tuple(of_group(table) for table in others),
     )
 
 
@@ -165,7 +202,7 @@ def to_inputs(index: BatchIndex, token_ids: Tensor) -> BatchInputs:
         token_ids: int64 [T], already gathered from the token table.
     """
     device = token_ids.device
-    return BatchInputs(
+    batch = BatchInputs(
         token_ids=token_ids,
         positions=on_device(index.positions, device),
         slot_mapping=on_device(index.slot_mapping, device),
@@ -178,13 +215,19 @@ def to_inputs(index: BatchIndex, token_ids: Tensor) -> BatchInputs:
         num_decodes=index.num_decodes,
         decode_groups=index.decode_groups,
     )
+    if not index.others:
+        return batch
+    return batch.with_groups(
+        (on_device(group.slot_mapping, device), on_device(group.block_tables, device)) for group in index.others
+    )
 
 
 def on_device(array: npt.NDArray[np.generic], device: torch.device) -> Tensor:
-    """A tensor of `array`. On CPU it shares the memory; elsewhere the copy is done when this returns, so that the
-    host memory may be reused at once.
+    """A tensor of `array`. On CPU it shares the memory. Elsewhere the host's memory may be reused at once, and nobody
+    waits for the device: what it reads is a copy in pinned memory, which torch keeps until it has been read.
     """
-    return torch.from_numpy(array).to(device)
+    host = torch.from_numpy(array)
+    return host if device.type == "cpu" else host.pin_memory().to(device, non_blocking=True)
 
 
 def _groups(contexts: Ints, block_size: int) -> tuple[DecodeGroup, ...]:

@@ -6,18 +6,19 @@ launched before the one before it is done: a thread then waits for the steps, an
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import socket
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Final, Generic, Protocol, TypeVar
 
 from engine_core.wire.executor import StepPlan, StepResult
 
 L = TypeVar("L")
-# The thread wakes up this often to let itself be ended.
-WAIT_S: Final = 1.0
+# How long the thread waits at a time; nothing depends on it.
+WAIT_S: Final = 10.0
 # A thread that waits for a device that hangs is left behind: it is a daemon.
 END_S: Final = 2.0
 
@@ -65,20 +66,18 @@ class Collector(Generic[L]):
         self._out += 1
         self._results.append(self._collect(launched))
 
-    def take(self) -> list[StepResult]:
+    def take(self) -> Iterator[StepResult]:
         """The results that are there.
 
         Raises:
-            Exception: what collecting a step raised.
+            Exception: what collecting a step raised, after the results of the steps before it.
         """
-        taken: list[StepResult] = []
         while self._results:
             result = self._results.popleft()
             if isinstance(result, Exception):
                 raise result
-            taken.append(result)
-        self._out -= len(taken)
-        return taken
+            self._out -= 1
+            yield result
 
     def close(self) -> None:
         """End; what was not taken is lost."""
@@ -94,10 +93,10 @@ class ThreadCollector(Collector[L]):
 
     def __init__(self, collect: Callable[[L], StepResult], depth: int) -> None:
         super().__init__(collect)
-        self._todo: queue.Queue[L] = queue.Queue(depth)
+        # One place more, for the end.
+        self._todo: queue.Queue[L | None] = queue.Queue(depth + 1)
         self._reader, self._writer = socket.socketpair()
         self._reader.setblocking(False)
-        self._ending = threading.Event()
         self._thread = threading.Thread(target=self._run, name="collector", daemon=True)
         self._thread.start()
 
@@ -110,35 +109,36 @@ class ThreadCollector(Collector[L]):
         self._out += 1
         self._todo.put_nowait(launched)
 
-    def take(self) -> list[StepResult]:
+    def take(self) -> Iterator[StepResult]:
         """See Collector."""
         # Bytes first: a result that comes after is announced by a byte that stays.
-        try:
+        with contextlib.suppress(BlockingIOError):
             self._reader.recv(4096)
-        except BlockingIOError:
-            return []
         return super().take()
 
     def close(self) -> None:
         """See Collector."""
-        self._ending.set()
+        self._todo.put_nowait(None)
         self._thread.join(END_S)
         if not self._thread.is_alive():
             self._reader.close()
             self._writer.close()
 
     def _run(self) -> None:
-        while not self._ending.is_set():
-            try:
-                launched = self._todo.get(timeout=WAIT_S)
-            except queue.Empty:
-                continue
+        while (launched := self._next()) is not None:
             try:
                 result: StepResult | Exception = self._collect(launched)
             except Exception as error:  # noqa: BLE001 - the thread that takes raises it
                 result = error
             self._results.append(result)
             self._writer.send(b"\0")
+
+    def _next(self) -> L | None:
+        while True:
+            try:
+                return self._todo.get(timeout=WAIT_S)
+            except queue.Empty:
+                continue
 
 
 def collector_of(runner: StepRunner[L]) -> Collector[L]:

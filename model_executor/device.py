@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from engine_core.wire.config import ExecutorOptions
 from model_executor.errors import DeviceUnavailable
@@ -56,6 +57,14 @@ def use_threads(threads: int | None) -> int:
     count = threads or len(os.sched_getaffinity(0))
     torch.set_num_threads(count)
     return count
+
+
+def to_host(tensor: Tensor) -> Tensor:
+    """A copy on the host, complete once all work queued until now is done; a tensor on CPU is given as it is."""
+    if tensor.device.type == "cpu":
+        return tensor
+    host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+    return host.copy_(tensor, non_blocking=True)
 
 
 def free_memory(device: torch.device) -> int:

@@ -56,12 +56,19 @@ class GraphShape:
         max_blocks: blocks of the longest sequence.
         block_size: tokens a block.
         scratch_block: the block that padding rows write.
+        other_scratch_blocks: those of the KV groups after the first.
     """
 
     buckets: tuple[int, ...]
     max_blocks: int
     block_size: int
     scratch_block: int
+    other_scratch_blocks: tuple[int, ...] = ()
+
+    @property
+    def scratch_blocks(self) -> tuple[int, ...]:
+        """Of all KV groups."""
+        return (self.scratch_block, *self.other_scratch_blocks)
 
 
 @dataclass
@@ -101,13 +108,17 @@ class StaticBatch:
 
     def __init__(self, shape: GraphShape, device: torch.device) -> None:
         rows = shape.buckets[-1]
-        self._padding_slot = shape.scratch_block * shape.block_size
-        self._scratch_block = shape.scratch_block
-        self._token_ids, self._positions, self._slot_mapping, self._context_lens, self._sample_index = (
-            torch.zeros(rows, dtype=torch.int64, device=device) for _ in range(5)
+        self._block_size = shape.block_size
+        self._scratch_blocks = shape.scratch_blocks
+        self._token_ids, self._positions, self._context_lens, self._sample_index = (
+            torch.zeros(rows, dtype=torch.int64, device=device) for _ in range(4)
         )
         self._query_start = torch.arange(rows + 1, dtype=torch.int64, device=device)
-        self._block_tables = torch.zeros((rows, shape.max_blocks), dtype=torch.int64, device=device)
+        # For each KV group.
+        self._slot_mappings = [torch.zeros(rows, dtype=torch.int64, device=device) for _ in self._scratch_blocks]
+        self._block_tables = [
+            torch.zeros((rows, shape.max_blocks), dtype=torch.int64, device=device) for _ in self._scratch_blocks
+        ]
         self._rows = rows
         self._samples = 0
         self.clear()
@@ -122,9 +133,11 @@ class StaticBatch:
         self._pad(rows, samples)
         self._token_ids[:rows].copy_(inputs.token_ids)
         self._positions[:rows].copy_(inputs.positions)
-        self._slot_mapping[:rows].copy_(inputs.slot_mapping)
         self._context_lens[:rows].copy_(inputs.context_lens)
-        self._block_tables[:rows, : inputs.block_tables.shape[1]].copy_(inputs.block_tables)
+        for group, (slots, tables) in enumerate(zip(self._slot_mappings, self._block_tables, strict=True)):
+            seen = inputs.of_group(group)
+            slots[:rows].copy_(seen.slot_mapping)
+            tables[:rows, : seen.block_tables.shape[1]].copy_(seen.block_tables)
         self._sample_index[:samples].copy_(inputs.sample_index)
         self._rows, self._samples = rows, samples
 
@@ -141,21 +154,26 @@ class StaticBatch:
         return self._batch(bucket, _NoList(), _NoList(), _NoGroups())
 
     def _batch(
-        self, bucket: int, query_lens: list[int], context_lens: list[int], groups: tuple[DecodeGroup, ...]
+        self, bucket: int, query_lens: list[int], context_lens: list[int], decode_groups: tuple[DecodeGroup, ...]
     ) -> BatchInputs:
-        return BatchInputs(
+        groups = [
+            (slots[:bucket], tables[:bucket])
+            for slots, tables in zip(self._slot_mappings, self._block_tables, strict=True)
+        ]
+        batch = BatchInputs(
             token_ids=self._token_ids[:bucket],
             positions=self._positions[:bucket],
-            slot_mapping=self._slot_mapping[:bucket],
+            slot_mapping=groups[0][0],
             query_start=self._query_start[: bucket + 1],
             context_lens=self._context_lens[:bucket],
-            block_tables=self._block_tables[:bucket],
+            block_tables=groups[0][1],
             sample_index=self._sample_index[:bucket],
             query_lens=query_lens,
             context_lens_host=context_lens,
             num_decodes=bucket,
-            decode_groups=groups,
+            decode_groups=decode_groups,
         )
+        return batch.with_groups(groups[1:])
 
     def _pad(self, rows: int, samples: int) -> None:
         """Restore the invariant for fewer rows and samples than the buffers hold."""
@@ -163,9 +181,11 @@ class StaticBatch:
             stale = slice(rows, self._rows)
             self._token_ids[stale] = PADDING_TOKEN
             self._positions[stale] = PADDING_CONTEXT - 1
-            self._slot_mapping[stale] = self._padding_slot
             self._context_lens[stale] = PADDING_CONTEXT
-            self._block_tables[stale] = self._scratch_block
+            by_group = zip(self._slot_mappings, self._block_tables, self._scratch_blocks, strict=True)
+            for slots, tables, scratch in by_group:
+                slots[stale] = scratch * self._block_size
+                tables[stale] = scratch
             self._rows = rows
         if samples < self._samples:
             self._sample_index[samples : self._samples] = 0
@@ -181,6 +201,9 @@ class GraphRunner:
         shape: of the buffers.
         device: of the batches.
         enabled: False runs every step as it is.
+
+    Attributes:
+        bucket: that the latest run was padded to; 0: it ran as it is.
     """
 
     def __init__(self, step: Step, shape: GraphShape, device: torch.device, *, enabled: bool = True) -> None:
@@ -191,6 +214,12 @@ class GraphRunner:
         self._captured: dict[int, Captured] = {}
         self._stream = _stream(device)
         self._counts = GraphCounts()
+        self.bucket = 0
+
+    @property
+    def refused(self) -> str | None:
+        """Why no step is padded; None when steps are."""
+        return self._refused
 
     @property
     def counts(self) -> GraphCounts:
@@ -204,6 +233,7 @@ class GraphRunner:
         The result may lie in a graph's memory: it is valid until the next run, for work queued on this stream before.
         """
         bucket = self._bucket(inputs)
+        self.bucket = bucket or 0
         if bucket is None:
             return self._step(inputs)
         result = self._run_plainly(inputs, bucket) if self._stream is None else self._replay(inputs, bucket)

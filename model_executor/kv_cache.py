@@ -7,6 +7,7 @@ tail of a block nor what an earlier owner left there can reach another sequence.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -67,22 +68,51 @@ class LayerShape:
         return sum(self.widths) * self.num_kv_heads * dtype.itemsize
 
 
+def group_layers(windows: Sequence[int | None], max_model_len: int) -> tuple[tuple[int | None, ...], tuple[int, ...]]:
+    """Put layers that need a token's KV equally long into one KV group.
+
+    Args:
+        windows: of each runtime layer; None: it sees every token.
+        max_model_len: a window that no sequence outgrows is none.
+
+    Returns:
+        The windows of the groups, None first, then rising; and the group of each layer.
+    """
+    reach = [window if window is not None and window < max_model_len else None for window in windows]
+    groups = tuple(sorted(set(reach), key=lambda window: window or 0))
+    return groups, tuple(groups.index(window) for window in reach)
+
+
 class KVCache:
-    """The cache of all layers, indexed by runtime layer.
+    """The cache of all layers, indexed by runtime layer. Layers of one KV group share block ids.
+
+    Args:
+        layers: one LayerCache for each runtime layer.
+        pools: for each KV group the blocks the core may hand out, ids 0 .. pools[g] - 1. Block pools[g] is its scratch
+            block, where padding rows and warm-up write.
+        group_of: the KV group of each layer.
 
     Attributes:
-        num_blocks: blocks the core may hand out, ids 0 .. num_blocks - 1.
-        scratch_block: id of one block more, where padding rows and warm-up write.
+        layers, pools, group_of: as given.
         block_size: tokens a block.
-        layers: one LayerCache for each runtime layer.
     """
 
-    def __init__(self, layers: list[LayerCache], num_blocks: int) -> None:
-        assert all(layer.key.shape[0] == num_blocks + 1 for layer in layers)
+    def __init__(self, layers: list[LayerCache], pools: tuple[int, ...], group_of: tuple[int, ...]) -> None:
+        assert all(layer.key.shape[0] == pools[group] + 1 for layer, group in zip(layers, group_of, strict=True))
         self.layers = layers
-        self.num_blocks = num_blocks
-        self.scratch_block = num_blocks
+        self.pools = pools
+        self.group_of = group_of
         self.block_size = layers[0].block_size
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks of the first KV group."""
+        return self.pools[0]
+
+    @property
+    def scratch_block(self) -> int:
+        """The scratch block of the first KV group."""
+        return self.pools[0]
 
     def __getitem__(self, layer: int) -> LayerCache:
         return self.layers[layer]
@@ -91,21 +121,35 @@ class KVCache:
     def allocate(
         cls, shapes: list[LayerShape], num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device
     ) -> KVCache:
+        """A cache of zeros with one KV group of num_blocks blocks; see allocate_groups."""
+        return cls.allocate_groups(shapes, (num_blocks,), (0,) * len(shapes), block_size, dtype, device)
+
+    @classmethod
+    def allocate_groups(
+        cls,
+        shapes: list[LayerShape],
+        pools: tuple[int, ...],
+        group_of: tuple[int, ...],
+        block_size: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> KVCache:
         """A cache of zeros. On CPU the pages are touched by the first write only.
 
         Args:
             shapes: of each runtime layer, at least one.
-            num_blocks: blocks without the scratch block.
+            pools: blocks of each KV group without the scratch block.
+            group_of: the KV group of each runtime layer.
             block_size: tokens a block.
             dtype: of keys and values.
             device: where they live.
         """
         layers = []
-        for shape in shapes:
-            outer = (num_blocks + 1, block_size, shape.num_kv_heads)
+        for shape, group in zip(shapes, group_of, strict=True):
+            outer = (pools[group] + 1, block_size, shape.num_kv_heads)
             key, value = (_zeros((*outer, width), dtype, device) for width in shape.widths)
             layers.append(LayerCache(key, value))
-        return cls(layers, num_blocks)
+        return cls(layers, pools, group_of)
 
     @property
     def nbytes(self) -> int:

@@ -25,8 +25,9 @@ T = TypeVar("T")
 
 # A file that is forgotten must not fill the disk.
 MAX_STEPS: Final = 100_000
-GRAPH_LAUNCHES: Final = frozenset(("cudaGraphLaunch",))
-CAPTURES: Final = frozenset(("cudaStreamBeginCapture", "cudaStreamBeginCapture_v10000", "cudaStreamEndCapture"))
+# Parts of the names of CUDA's own calls.
+REPLAY: Final = "GraphLaunch"
+CAPTURE: Final = "BeginCapture"
 # The profiler's own events and the marks are no operators of torch.
 NATIVE_PREFIX: Final = "aten::"
 
@@ -75,7 +76,8 @@ class StepProfiler:
             return act()
         with profile(activities=self._activities) as seen:
             result = act()
-        line = msgspec.json.encode(summarize(seen.events() or (), plan))
+        bucket = result.bucket if isinstance(result, StepResult) else 0
+        line = msgspec.json.encode(summarize(seen.events() or (), plan, bucket))
         with self._path.open("ab") as file:
             file.write(line + b"\n")
         return result
@@ -93,17 +95,35 @@ class ProfiledRunner:
         self._runner = runner
         self._profiler = profiler
 
-    def execute(self, plan: StepPlan) -> StepResult:
-        """See Runner."""
+    @property
+    def depth(self) -> int:
+        """A step is whole before the next one."""
+        return 1
+
+    def launch(self, plan: StepPlan) -> StepResult:
+        """Run a step from its beginning to its end."""
         return self._profiler.run(lambda: self._runner.execute(plan), plan)
 
+    def collect(self, launched: StepResult) -> StepResult:
+        """What `launch` gave."""
+        return launched
 
-def summarize(events: Sequence[FunctionEvent], plan: StepPlan | None) -> StepProfile:
+    def execute(self, plan: StepPlan) -> StepResult:
+        """See Runner."""
+        return self.launch(plan)
+
+    def explain(self) -> list[str]:
+        """See Runner."""
+        return self._runner.explain()
+
+
+def summarize(events: Sequence[FunctionEvent], plan: StepPlan | None, bucket: int = 0) -> StepProfile:
     """What the events of a step say.
 
     Args:
         events: of torch's profiler.
         plan: of the step; None: the warm-up.
+        bucket: rows that it was padded to; 0: none.
     """
     tallies: dict[tuple[str, str], Tally] = {}
     for event in events:
@@ -121,8 +141,9 @@ def summarize(events: Sequence[FunctionEvent], plan: StepPlan | None) -> StepPro
         chunked=plan is not None and any(row.count > 1 and (row.start > 0 or not row.sample) for row in plan.rows),
         tokens=sum(counts),
         rows=len(counts),
-        graphs=sum(name in GRAPH_LAUNCHES for name in names),
-        captured=any(name in CAPTURES for name in names),
+        graphs=sum(REPLAY in name for name in names),
+        bucket=bucket,
+        captured=any(CAPTURE in name for name in names),
         operators=[
             OperatorRun(
                 layer_class=key[0],

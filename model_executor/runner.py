@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,13 +12,17 @@ from torch import Tensor
 
 from engine_core.wire.executor import StepPlan, StepResult
 from model_executor.batch import BatchIndex, BatchInputs, StepRows, build_index, to_inputs
+from model_executor.device import to_host
 from model_executor.errors import PlanInvalid
+from model_executor.graph import GraphRunner, GraphShape
 from model_executor.kv_cache import KVCache
 from model_executor.models.decoder import Decoder
 from model_executor.sampler import Logprobs, SampleRows, sample
 from model_executor.slots import NO_IDS, Slots
 
 WARM_UP_TOKENS = 16
+# On a device that works by itself the next step is queued behind the one that runs.
+DEVICE_DEPTH = 2
 
 
 @dataclass(frozen=True)
@@ -26,9 +31,11 @@ class Launched:
 
     Attributes:
         epoch, step: of the plan.
-        token_ids: int64 [S] on the device; None when no row samples.
-        logprobs: likewise on the device, None when no row asked.
+        token_ids: int64 [S] on the host; None when no row samples.
+        logprobs: likewise, None when no row asked.
         started_ns: monotonic clock.
+        bucket: rows that the step is padded to; 0: it runs as it is.
+        arrived: after it what lies on the host is complete; None: it is already.
     """
 
     epoch: int
@@ -36,6 +43,8 @@ class Launched:
     token_ids: Tensor | None
     logprobs: Logprobs | None
     started_ns: int
+    bucket: int = 0
+    arrived: torch.cuda.Event | None = None
 
 
 class Runner:
@@ -47,19 +56,36 @@ class Runner:
         slots: per-sequence state.
         sample_vocab_size: ids from it on are never sampled.
         max_num_batched_tokens: most tokens of a plan.
+        buckets: row counts to pad steps of single tokens to, rising; none: all steps run as they are.
 
     Attributes:
         cache: as given.
+        depth: steps that may be launched before the oldest of them is collected.
     """
 
     def __init__(
-        self, model: Decoder, cache: KVCache, slots: Slots, *, sample_vocab_size: int, max_num_batched_tokens: int
+        self,
+        model: Decoder,
+        cache: KVCache,
+        slots: Slots,
+        *,
+        sample_vocab_size: int,
+        max_num_batched_tokens: int,
+        buckets: tuple[int, ...] = (),
     ) -> None:
         self._model = model
         self.cache = cache
         self._slots = slots
         self._sample_vocab_size = sample_vocab_size
         self._max_tokens = max_num_batched_tokens
+        self._device = cache[0].key.device
+        self.depth = 1 if self._device.type == "cpu" else DEVICE_DEPTH
+        self._ended_ns = 0
+        self._graphs: GraphRunner | None = None
+        if buckets:
+            width, (scratch, *others) = slots.block_tables[0].shape[1], cache.pools
+            shape = GraphShape(buckets, width, cache.block_size, scratch, tuple(others))
+            self._graphs = GraphRunner(self._forward, shape, self._device)
 
     def execute(self, plan: StepPlan) -> StepResult:
         """Launch and collect.
@@ -83,16 +109,62 @@ class Runner:
         tokens = int(rows.counts.sum())
         if tokens > self._max_tokens:
             raise PlanInvalid("tokens of a step", f"at most {self._max_tokens}", tokens)
-        index = build_index(rows, self._slots.block_table, self.cache.block_size)
+        table, *others = self._slots.block_tables
+        index = build_index(rows, table, self.cache.block_size, *others)
         batch = to_inputs(index, self._slots.gather(index))
         token_ids, logprobs = self._step(batch, index)
-        return Launched(plan.epoch, plan.step, token_ids, logprobs, started_ns)
+        return Launched(
+            epoch=plan.epoch,
+            step=plan.step,
+            token_ids=None if token_ids is None else to_host(token_ids),
+            logprobs=None if logprobs is None else logprobs.to_host(),
+            started_ns=started_ns,
+            bucket=0 if self._graphs is None or token_ids is None else self._graphs.bucket,
+            arrived=self._mark(),
+        )
+
+    def _mark(self) -> torch.cuda.Event | None:
+        """After all that was queued until now."""
+        if self._device.type == "cpu":
+            return None
+        event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]  # torch has no annotation for it
+        event.record()
+        return event
 
     def collect(self, launched: Launched) -> StepResult:
-        """Wait for a step and give its result."""
+        """Wait for a step and give its result. Steps are collected in the order of their launches, in any thread."""
+        if launched.arrived is not None:
+            launched.arrived.synchronize()
         token_ids = [] if launched.token_ids is None else launched.token_ids.tolist()
         logprobs = None if launched.logprobs is None else launched.logprobs.to_wire(len(token_ids))
-        return StepResult(launched.epoch, launched.step, token_ids, logprobs, launched.started_ns, time.monotonic_ns())
+        # A step that was queued behind another one starts when that one ends.
+        started_ns, self._ended_ns = max(launched.started_ns, self._ended_ns), time.monotonic_ns()
+        return StepResult(
+            launched.epoch, launched.step, token_ids, logprobs, started_ns, self._ended_ns, launched.bucket
+        )
+
+    @property
+    def captures(self) -> bool:
+        """Whether there are graphs to make before the first step."""
+        return self._graphs is not None and self._device.type != "cpu"
+
+    def capture(self, progress: Callable[[int, int], None]) -> str | None:
+        """Make the graphs for all buckets.
+
+        Args:
+            progress: called with graphs made and graphs to make.
+
+        Returns:
+            Why there will be none; None otherwise.
+        """
+        if self._graphs is None:
+            return None
+        self._graphs.warm_up(progress)
+        return self._graphs.refused
+
+    def explain(self) -> list[str]:
+        """How many steps ran how, a line for each kind of step; nothing without buckets."""
+        return [] if self._graphs is None else self._graphs.explain()
 
     @torch.inference_mode()
     def warm_up(self) -> None:
@@ -107,12 +179,13 @@ class Runner:
 
     def _scratch_step(self, start: int, count: int) -> None:
         blocks = -(-(start + count) // self.cache.block_size)
-        table = np.full((1, blocks), self.cache.scratch_block, dtype=np.int32)
+        # Each KV group has a scratch block behind its pool.
+        table, *others = (np.full((1, blocks), scratch, dtype=np.int32) for scratch in self.cache.pools)
         slots, starts, counts = (np.array([value], dtype=np.int64) for value in (0, start, count))
-        index = build_index(StepRows(slots, starts, counts, np.ones(1, dtype=np.bool_)), table, self.cache.block_size)
-        device = self.cache[0].key.device
-        batch = to_inputs(index, torch.zeros(count, dtype=torch.int64, device=device))
-        logits = self._logits(batch)
+        rows = StepRows(slots, starts, counts, np.ones(1, dtype=np.bool_))
+        index = build_index(rows, table, self.cache.block_size, *others)
+        batch = to_inputs(index, torch.zeros(count, dtype=torch.int64, device=self._device))
+        logits = self._forward(batch)
         for greedy in (True, False):
             sample(logits, _warm_up_rows(greedy), self._sample_vocab_size)[0].tolist()
 
@@ -127,6 +200,10 @@ class Runner:
 
     def _logits(self, batch: BatchInputs) -> Tensor:
         """float32 [S, V] of the rows that sample."""
+        return self._forward(batch) if self._graphs is None else self._graphs.run(batch)
+
+    def _forward(self, batch: BatchInputs) -> Tensor:
+        """The same, of a batch as it is."""
         hidden: Tensor = self._model(batch, self.cache)
         return self._model.logits(hidden[batch.sample_index])
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -12,6 +12,7 @@ from torch import Tensor
 from engine_core.wire.client import TokenLogprobs
 from model_executor import distribution, rng
 from model_executor.batch import Ints, on_device
+from model_executor.device import to_host
 from model_executor.distribution import Floats
 
 
@@ -43,7 +44,7 @@ class SampleRows:
 
 @dataclass(frozen=True)
 class Logprobs:
-    """Log-probabilities of the rows that asked, still on the device.
+    """Log-probabilities of the rows that asked, on the device or, after `to_host`, on the host.
 
     Attributes:
         rows: which of the S rows, rising.
@@ -58,8 +59,13 @@ class Logprobs:
     top_ids: Tensor
     top_values: Tensor
 
+    def to_host(self) -> Logprobs:
+        """A copy on the host, complete once all work queued until now is done."""
+        chosen, ids, values = (to_host(tensor) for tensor in (self.chosen, self.top_ids, self.top_values))
+        return replace(self, chosen=chosen, top_ids=ids, top_values=values)
+
     def to_wire(self, size: int) -> list[TokenLogprobs | None]:
-        """One entry for each of `size` rows, None where not asked for. Waits for the device."""
+        """One entry for each of `size` rows, None where not asked for. Waits for what is on the device."""
         entries: list[TokenLogprobs | None] = [None] * size
         columns = (self.chosen.tolist(), self.top_ids.tolist(), self.top_values.tolist())
         for row, count, chosen, ids, values in zip(self.rows, self.counts, *columns, strict=True):
@@ -99,7 +105,8 @@ def _ban(logits: Tensor, rows: SampleRows) -> Tensor:
     if not len(rows.banned_rows):
         return logits
     index = (on_device(rows.banned_rows, logits.device), on_device(rows.banned_ids, logits.device))
-    banned = logits.index_put(index, torch.tensor(float("-inf"), device=logits.device))
+    # Filled there: a number that is sent would be waited for.
+    banned = logits.index_put(index, torch.full((), float("-inf"), device=logits.device))
     return distribution.finite(banned)
 
 
@@ -109,7 +116,7 @@ def _draw(logits: Tensor, rows: SampleRows, picked: Ints) -> Tensor:
     x = distribution.top_p(x, rows.top_p[picked])
     x = distribution.min_p(x, rows.min_p[picked])
     uniform = rng.uniform(torch.from_numpy(rows.seeds[picked]), torch.from_numpy(rows.positions[picked]))
-    return distribution.choose(distribution.softmax(x), uniform.to(logits.device))
+    return distribution.choose(distribution.softmax(x), on_device(uniform.numpy(), logits.device))
 
 
 def _logprobs(logits: Tensor, tokens: Tensor, rows: SampleRows) -> Logprobs | None:

@@ -31,7 +31,8 @@ class SlotLimits:
     Attributes:
         max_num_seqs: slots.
         max_model_len: tokens a sequence.
-        block_size, num_blocks: of the KV pool; block id num_blocks is the scratch block.
+        block_size: tokens a block.
+        num_blocks: of each KV group; that number is the id of its scratch block.
         vocab_size: ids that may be fed.
         sample_vocab_size: ids that may be sampled; at most vocab_size.
         eos_token_ids: banned, with a request's stop ids, while it has fewer than min_tokens.
@@ -40,7 +41,7 @@ class SlotLimits:
     max_num_seqs: int
     max_model_len: int
     block_size: int
-    num_blocks: int
+    num_blocks: tuple[int, ...]
     vocab_size: int
     sample_vocab_size: int
     eos_token_ids: tuple[int, ...]
@@ -54,6 +55,10 @@ class Slots:
         device: where the token table lives.
         debug: mark unwritten tokens and refuse to launch a step that would read one, or any id outside the
             vocabulary. It waits for the device.
+
+    Attributes:
+        block_tables: for each KV group [slots, blocks of the longest sequence]; entries that hold nothing are the
+            scratch block.
     """
 
     def __init__(self, limits: SlotLimits, device: torch.device, *, debug: bool = False) -> None:
@@ -62,8 +67,10 @@ class Slots:
         self._limits = limits
         self._debug = debug
         self._tokens = torch.zeros((count, limits.max_model_len + 1), dtype=torch.int32, device=device)
-        self.block_table: npt.NDArray[np.int32] = np.full((count, width), limits.num_blocks, dtype=np.int32)
-        self._num_blocks = np.zeros(count, dtype=np.int64)
+        self.block_tables: tuple[npt.NDArray[np.int32], ...] = tuple(
+            np.full((count, width), scratch, dtype=np.int32) for scratch in limits.num_blocks
+        )
+        self._num_blocks = np.zeros((len(limits.num_blocks), count), dtype=np.int64)
         self._greedy = np.ones(count, dtype=np.bool_)
         self._temperature, self._top_p, self._min_p = (np.ones(count) for _ in range(3))
         self._top_k, self._seeds, self._prompt_lens, self._min_tokens, self._logprobs = (
@@ -97,8 +104,9 @@ class Slots:
         if self._debug:
             self._tokens[slot, len(ids) :] = UNWRITTEN
         self._tokens[slot, : len(ids)] = on_device(ids, self._tokens.device)
-        self.block_table[slot] = self._limits.num_blocks
-        self._num_blocks[slot] = 0
+        for table, scratch in zip(self.block_tables, self._limits.num_blocks, strict=True):
+            table[slot] = scratch
+        self._num_blocks[:, slot] = self._held_from(fill)
         self._append_blocks(slot, fill.blocks)
         self._remember(fill)
 
@@ -123,7 +131,7 @@ class Slots:
         _check_all("rows.count", "1 or more", counts, counts >= 1)
         ends = starts + counts
         _check_all("rows.start + rows.count", f"at most {limits.max_model_len}", ends, ends <= limits.max_model_len)
-        held = self._num_blocks[slots] * limits.block_size
+        held = self._num_blocks[:, slots].min(axis=0) * limits.block_size
         _check_all("rows.start + rows.count", "within the slot's blocks", ends, ends <= held)
         return StepRows(slots, starts, counts, samples.astype(np.bool_))
 
@@ -166,16 +174,28 @@ class Slots:
             banned_ids=np.concatenate(banned) if banned else NO_IDS,
         )
 
-    def _append_blocks(self, slot: int, blocks: Sequence[int]) -> None:
-        ids = np.asarray(blocks, dtype=np.int64)
-        limit = self._limits.num_blocks
-        _check_all("blocks", f"0 .. {limit - 1}", ids, (ids >= 0) & (ids < limit))
-        first = self._num_blocks[slot]
-        last = first + len(ids)
-        if last > self.block_table.shape[1]:
-            raise PlanInvalid("blocks of a slot", f"at most {self.block_table.shape[1]}", int(last))
-        self.block_table[slot, first:last] = ids
-        self._num_blocks[slot] = last
+    def _held_from(self, fill: SlotFill) -> Sequence[int]:
+        """For each KV group the place of the first block held."""
+        groups, width = len(self.block_tables), self.block_tables[0].shape[1]
+        first = fill.held_from or [0] * groups
+        if len(first) != groups:
+            raise PlanInvalid("fills.held_from length", str(groups), len(first))
+        for place in first:
+            _check_range("fills.held_from", place, width)
+        return first
+
+    def _append_blocks(self, slot: int, blocks: Sequence[Sequence[int]]) -> None:
+        if len(blocks) != len(self.block_tables):
+            raise PlanInvalid("KV groups of blocks", str(len(self.block_tables)), len(blocks))
+        for group, (table, limit) in enumerate(zip(self.block_tables, self._limits.num_blocks, strict=True)):
+            ids = np.asarray(blocks[group], dtype=np.int64)
+            _check_all("blocks", f"0 .. {limit - 1}", ids, (ids >= 0) & (ids < limit))
+            first = self._num_blocks[group, slot]
+            last = first + len(ids)
+            if last > table.shape[1]:
+                raise PlanInvalid("blocks of a slot", f"at most {table.shape[1]}", int(last))
+            table[slot, first:last] = ids
+            self._num_blocks[group, slot] = last
 
     def _remember(self, fill: SlotFill) -> None:
         slot, params = fill.slot, fill.params

@@ -13,7 +13,7 @@ from typing import Literal
 import torch
 
 from engine_core.wire.config import EngineConfig
-from engine_core.wire.executor import ExecutorReady
+from engine_core.wire.executor import ExecutorReady, KvGroup
 from engine_core.wire.reports import LoadReport, Phase
 from model_executor.attention.dispatch import KernelTable, chooser
 from model_executor.device import (
@@ -25,9 +25,10 @@ from model_executor.device import (
     resolve_device,
     use_threads,
 )
-from model_executor.kv_cache import KVCache, LayerShape
+from model_executor.graph_choice import choose_graphs
+from model_executor.kv_cache import KVCache, LayerShape, group_layers
 from model_executor.marks import MarkedTable, mark_model
-from model_executor.memory import PoolNeeds, size_pool
+from model_executor.memory import GroupNeeds, PoolNeeds, size_pools
 from model_executor.models.decoder import Decoder, build_model
 from model_executor.models.spec import ModelSpec, resolve_dtype
 from model_executor.profiler import ProfiledRunner, StepProfiler
@@ -128,35 +129,39 @@ def bring_up(
     for line in load_table(report):
         log.info("%s", line)
     with clock.phase("kv_cache"):
-        cache = _cache(config, spec, plan, dtype, device)
+        groups, cache = _cache(config, spec, plan, dtype, device)
         slots = Slots(_limits(config, spec, cache), device)
-    tokens = config.scheduler.max_num_batched_tokens or DEFAULT_BATCHED_TOKENS[device.type]
+    tokens = _batched_tokens(config, device)
+    graphs = choose_graphs(
+        config.executor,
+        device.type,
+        waits_for_device=model.waits_for_device,
+        max_rows=min(config.scheduler.max_num_seqs, tokens),
+    )
     runner = Runner(
-        model, cache, slots, sample_vocab_size=_sample_vocab_size(config, spec), max_num_batched_tokens=tokens
+        *(model, cache, slots),
+        sample_vocab_size=_sample_vocab_size(config, spec),
+        max_num_batched_tokens=tokens,
+        buckets=graphs.buckets,
     )
     if profiler is not None:
         mark_model(model, plan)
-    with clock.phase("warm_up"):
-        if profiler is None:
-            runner.warm_up()
-        else:
-            profiler.run(runner.warm_up, None)
-    began = time.monotonic()
-    runner.warm_up()
-    clock.seconds["warm_run"] = time.monotonic() - began
+    refused = _warm_up(runner, profiler, clock, progress)
     ready = ExecutorReady(
         epoch=epoch,
         max_model_len=spec.max_model_len,
         vocab_size=spec.vocab_size,
         dtype=dtype_name,
         device=describe(device),
-        num_kv_blocks=cache.num_blocks,
+        kv_groups=groups,
         max_num_batched_tokens=tokens,
         load=report,
         kernels=table.explain(),
         startup_s=clock.seconds,
         memory={"weights": weight_bytes(model), "kv_cache": cache.nbytes, "buffers": slots.nbytes},
+        graphs=graphs.report(refused),
     )
+    log.info("start in seconds: %s", ", ".join(f"{name} {spent:.3f}" for name, spent in clock.seconds.items()))
     log.info("memory in bytes: %s", ", ".join(f"{name} {size}" for name, size in ready.memory.items()))
     return Executor(
         runner=runner if profiler is None else ProfiledRunner(runner, profiler),
@@ -165,6 +170,25 @@ def bring_up(
         plan=plan,
         cache=cache,
     )
+
+
+def _warm_up(runner: Runner, profiler: StepProfiler | None, clock: PhaseClock, progress: Progress) -> str | None:
+    """First runs and captures; gives why there will be no graphs, if that was found out."""
+
+    def capture() -> str | None:
+        return runner.capture(lambda done, total: progress("capture", done, total, "steps"))
+
+    refused = None
+    with clock.phase("warm_up"):
+        runner.warm_up() if profiler is None else profiler.run(runner.warm_up, None)
+    if runner.captures:
+        began = time.monotonic()
+        refused = capture() if profiler is None else profiler.run(capture, None)
+        clock.seconds["capture"] = time.monotonic() - began
+    began = time.monotonic()
+    runner.warm_up()
+    clock.seconds["warm_run"] = time.monotonic() - began
+    return refused
 
 
 def _profiler(config: EngineConfig, device: torch.device) -> StepProfiler | None:
@@ -186,18 +210,33 @@ def _load(config: EngineConfig, model: Decoder, spec: ModelSpec, plan: LayerPlan
     return load_weights(model, spec, plan, folder, progress)
 
 
-def _cache(config: EngineConfig, spec: ModelSpec, plan: LayerPlan, dtype: torch.dtype, device: torch.device) -> KVCache:
+def _batched_tokens(config: EngineConfig, device: torch.device) -> int:
+    return config.scheduler.max_num_batched_tokens or DEFAULT_BATCHED_TOKENS[device.type]
+
+
+def _cache(
+    config: EngineConfig, spec: ModelSpec, plan: LayerPlan, dtype: torch.dtype, device: torch.device
+) -> tuple[list[KvGroup], KVCache]:
     size = config.cache.block_size
-    shapes = [LayerShape.of(layer.attention) for layer in plan.layers(spec)]
+    layers = [layer.attention for layer in plan.layers(spec)]
+    shapes = [LayerShape.of(layer) for layer in layers]
+    windows, group_of = group_layers([layer.window for layer in layers], spec.max_model_len)
+    token_bytes = [0] * len(windows)
+    for group, shape in zip(group_of, shapes, strict=True):
+        token_bytes[group] += shape.token_bytes(dtype)
     needs = PoolNeeds(
-        block_bytes=size * sum(shape.token_bytes(dtype) for shape in shapes),
+        groups=tuple(map(GroupNeeds, windows, (size * count for count in token_bytes))),
         block_size=size,
         max_model_len=spec.max_model_len,
         max_num_seqs=config.scheduler.max_num_seqs,
+        max_num_batched_tokens=_batched_tokens(config, device),
     )
-    blocks = size_pool(config.cache, needs, device.type, lambda: free_memory(device))
-    log.info("KV cache: %d blocks of %d tokens, %d bytes a block", blocks, size, needs.block_bytes)
-    return KVCache.allocate(shapes, blocks, size, dtype, device)
+    groups = size_pools(config.cache, needs, device.type, lambda: free_memory(device))
+    for pool, need in zip(groups, needs.groups, strict=True):
+        reach = "" if pool.window is None else f", for the layers with a window of {pool.window}"
+        log.info("KV cache: %d blocks of %d tokens, %d bytes a block%s", pool.num_blocks, size, need.block_bytes, reach)
+    pools = tuple(pool.num_blocks for pool in groups)
+    return groups, KVCache.allocate_groups(shapes, pools, group_of, size, dtype, device)
 
 
 def _limits(config: EngineConfig, spec: ModelSpec, cache: KVCache) -> SlotLimits:
@@ -205,7 +244,7 @@ def _limits(config: EngineConfig, spec: ModelSpec, cache: KVCache) -> SlotLimits
         max_num_seqs=config.scheduler.max_num_seqs,
         max_model_len=spec.max_model_len,
         block_size=cache.block_size,
-        num_blocks=cache.num_blocks,
+        num_blocks=cache.pools,
         vocab_size=spec.vocab_size,
         sample_vocab_size=_sample_vocab_size(config, spec),
         eos_token_ids=config.text.eos_token_ids,

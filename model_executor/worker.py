@@ -6,11 +6,12 @@ refused at once.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal
 
 import zmq
 
@@ -24,10 +25,9 @@ from engine_core.wire.executor import (
     ExecutorHello,
     ExecutorToCore,
     Shutdown,
-    StepPlan,
-    StepResult,
 )
 from engine_core.wire.reports import Phase
+from model_executor.collector import StepRunner, collector_of
 from model_executor.errors import ModelRefused, PlanInvalid
 from model_executor.models.reader import read_spec
 
@@ -45,14 +45,6 @@ SEND_TIMEOUT_MS = 10_000
 # Time for the last messages to leave once the executor ends.
 LINGER_MS = 2000
 PROGRESS_EVERY_S = 0.1
-
-
-class PlanRunner(Protocol):
-    """What the worker needs of a runner."""
-
-    def execute(self, plan: StepPlan) -> StepResult:
-        """Run a plan."""
-        ...
 
 
 class Link:
@@ -91,6 +83,21 @@ class Link:
         if not self._socket.poll(timeout_ms):
             return None
         return self._incoming.decode(b"".join(self._socket.recv_multipart()))
+
+    def wait(self, timeout_ms: int, *, frames: bool, wake: int | None) -> None:
+        """Wait until something comes.
+
+        Args:
+            timeout_ms: at most so long.
+            frames: whether a message counts.
+            wake: a descriptor that counts when it is readable.
+        """
+        poller = zmq.Poller()
+        if frames:
+            poller.register(self._socket, zmq.POLLIN)
+        if wake is not None:
+            poller.register(wake, zmq.POLLIN)
+        poller.poll(timeout_ms)
 
     def close(self) -> None:
         """Close; what is queued has LINGER_MS to leave."""
@@ -136,6 +143,8 @@ def work(config: EngineConfig, socket: Path, epoch: int, began: float) -> int:
         executor = start(config, epoch, link, began)
         link.send(executor.ready)
         serve(link, executor.runner, epoch)
+        for line in executor.runner.explain():
+            log.info("%s", line)
         return EXIT_CLEAN
     except ModelRefused as error:
         log.error("start refused: %s", error)  # noqa: TRY400 - the message says all, the user needs no traceback
@@ -167,27 +176,33 @@ def start(config: EngineConfig, epoch: int, link: Link, began: float) -> Executo
     return bring_up(config, spec, epoch, clock, progress)
 
 
-def serve(link: Link, runner: PlanRunner, epoch: int) -> None:
-    """Answer plans until Shutdown. Plans of another epoch are dropped.
+def serve(link: Link, runner: StepRunner[Any], epoch: int) -> None:
+    """Answer plans until Shutdown, in their order. Plans of another epoch are dropped.
 
     Raises:
         MalformedFrame: what came is no message of the core.
         PlanInvalid: a step is missing, or contradicts the state.
     """
     expected = 1
-    while True:
-        message = link.receive(POLL_MS)
-        if message is None:
-            continue
-        if isinstance(message, Shutdown):
-            return
-        if message.epoch != epoch:
-            log.warning("plan of epoch %d dropped, this is epoch %d", message.epoch, epoch)
-            continue
-        if message.step != expected:
-            raise PlanInvalid("step", expected, message.step)
-        expected += 1
-        link.send(runner.execute(message))
+    ending = False
+    with contextlib.closing(collector_of(runner)) as steps:
+        while True:
+            for result in steps.take():
+                link.send(result)
+            if ending and not steps.out:
+                return
+            hears = not ending and steps.out < runner.depth
+            link.wait(POLL_MS, frames=hears, wake=steps.fileno())
+            message = link.receive(0) if hears else None
+            if isinstance(message, Shutdown):
+                ending = True
+            elif message is not None and message.epoch != epoch:
+                log.warning("plan of epoch %d dropped, this is epoch %d", message.epoch, epoch)
+            elif message is not None:
+                if message.step != expected:
+                    raise PlanInvalid("step", expected, message.step)
+                expected += 1
+                steps.put(runner.launch(message))
 
 
 def one_line(error: Exception) -> str:

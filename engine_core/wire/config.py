@@ -63,7 +63,8 @@ class CacheOptions(Struct, frozen=True, forbid_unknown_fields=True):
     kv_cache_memory_bytes: Annotated[
         Bytes | None,
         Meta(
-            description="memory for the KV cache; default: 512 MiB on CPU (more if one sequence needs it), 85 % of what is free on CUDA"
+            description="memory for the KV cache; default: 512 MiB on CPU (more if one sequence needs it), "
+            "85 % of what is free on CUDA"
         ),
     ] = None
     enable_prefix_caching: Annotated[bool, Meta(description="reuse the KV blocks of equal prompt beginnings")] = True
@@ -107,7 +108,8 @@ class ExecutorOptions(Struct, frozen=True, forbid_unknown_fields=True):
     cuda_graph_sizes: Annotated[
         tuple[Annotated[int, Meta(ge=1, le=4096)], ...],
         Meta(
-            description="rows that steps of single tokens are padded to, each size one CUDA graph (default: 1, 2, 4 .. 128 on CUDA; none on CPU, where the same padding can be asked for, and costs time)"
+            description="rows that steps of single tokens are padded to, each size one CUDA graph (default: 1, 2, 4 .. 128 "
+            "on CUDA; none on CPU, where the same padding can be asked for, and costs time)"
         ),
     ] = ()
 

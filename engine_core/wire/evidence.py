@@ -13,6 +13,8 @@ from msgspec import Struct
 StepKind = Literal["prefill", "decode", "mixed", "warm_up"]
 """decode: each row computes one token; prefill: none does; mixed: some do. warm_up: before the first plan."""
 
+StepMode = Literal["eager", "graph", "buffers"]
+
 # Pseudo-class of the operators that stand outside the blocks.
 OUTSIDE = "outside"
 
@@ -47,6 +49,7 @@ class StepProfile(Struct, frozen=True):
         chunked: whether a row computed a part of a prompt only.
         tokens, rows: of the step.
         graphs: replays of captured graphs in it, whose operators do not show by themselves.
+        bucket: rows that it was padded to; 0: it ran as it is.
         captured: whether graphs were captured in it: its operators are those of the replays.
         operators: what ran.
     """
@@ -57,6 +60,7 @@ class StepProfile(Struct, frozen=True):
     tokens: int
     rows: int
     graphs: int
+    bucket: int
     captured: bool
     operators: list[OperatorRun]
 
@@ -256,8 +260,9 @@ class Timing(Struct, frozen=True):
     """Seconds of one place in one kind of step.
 
     Attributes:
-        place: "embedding", "block 2 <- 7 CLASS", "final norm" or "head".
+        place: "embedding", "block 2 <- 7 CLASS", "final norm", "head" or "whole step".
         kind: "prefill" or "decode".
+        mode: "eager"; "graph": on a captured graph; "buffers": on its static buffers without one.
         tokens: of the step; context: tokens in the cache after it.
         median, low, high: over the runs.
         runs: measured, after the warm-up.
@@ -265,6 +270,7 @@ class Timing(Struct, frozen=True):
 
     place: str
     kind: StepKind
+    mode: StepMode
     tokens: int
     context: int
     median: float
@@ -279,12 +285,10 @@ class ProbeReport(Struct, frozen=True):
     Attributes:
         identity, environment: of the run.
         checks: of tensors, of the runtime state, of numbers and of routing.
-        timings: of single places; never of a model of another depth.
-        mode: how the timed steps ran.
+        timings: of single places, which are seen in eager steps alone, and of whole steps; never of another depth.
     """
 
     identity: PlanIdentity
     environment: Environment
     checks: list[Check]
     timings: list[Timing]
-    mode: Literal["eager", "graph"]

@@ -8,17 +8,52 @@ Token table: the executor keeps for each slot the tokens of the sequence that oc
 ones; each sampled token is written at position `start + count` of its row. A row's input is
 `tokens[slot, start:start + count]`, so a decode row needs no token on the wire and may be planned before the token it
 feeds on has come back.
+
+KV groups: layers that need a token's KV equally long share a pool of blocks and a block table for each slot. A layer
+with a window never reads, for a row that starts at `start`, anything before position `start - window + 1`; the core
+takes blocks back that lie before it. The entries of a table keep their places: entry i is for the tokens
+i * block_size .. (i + 1) * block_size - 1, whether entries before it are still held or not. An entry that was taken
+back is never read.
 """
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Final, Literal
 
 from msgspec import Struct
 
 from engine_core.wire.client import Progress, TokenLogprobs
 from engine_core.wire.reports import KernelChoice, LoadReport, Phase
 from engine_core.wire.sampling import SamplingParams
+
+# Plans that may be out at once; the blocks that a sequence needs depend on it.
+MOST_PLANS_OUT: Final = 2
+
+
+class KvGroup(Struct, frozen=True, array_like=True):
+    """A pool of KV blocks and the layers it serves.
+
+    Attributes:
+        window: tokens that a query of these layers sees, its own included; None: all before it.
+        num_blocks: the core may hand out 0 .. num_blocks - 1.
+    """
+
+    window: int | None
+    num_blocks: int
+
+    def steady_blocks(self, block_size: int) -> int | None:
+        """Blocks that keep a sequence of any length going token by token, None without a window.
+
+        That many hold the window of the oldest plan out and one token for each plan, wherever blocks begin.
+        """
+        if self.window is None:
+            return None
+        return -(-(self.window - 1 + MOST_PLANS_OUT - 1) // block_size) + 1
+
+    def most_tokens(self, block_size: int) -> int | None:
+        """Tokens of the longest sequence it can serve; None: of any length."""
+        steady = self.steady_blocks(block_size)
+        return None if steady is not None and steady <= self.num_blocks else self.num_blocks * block_size
 
 
 class SlotFill(Struct, frozen=True, array_like=True):
@@ -30,7 +65,9 @@ class SlotFill(Struct, frozen=True, array_like=True):
         prompt_len: how many of them are prompt.
         params: sampling and stopping; the executor needs the former and min_tokens.
         seed: of the request; params.seed or the one that the core drew.
-        blocks: the block table so far (with a prefix hit the shared blocks lead it).
+        blocks: for each KV group the block table so far (with a prefix hit the shared blocks lead it).
+        held_from: for each KV group the place of the first of these blocks; what comes before is not held.
+            Empty: 0 for all.
     """
 
     slot: int
@@ -38,7 +75,8 @@ class SlotFill(Struct, frozen=True, array_like=True):
     prompt_len: int
     params: SamplingParams
     seed: int
-    blocks: list[int]
+    blocks: list[list[int]]
+    held_from: list[int] = []
 
 
 class Row(Struct, frozen=True, array_like=True):
@@ -48,14 +86,14 @@ class Row(Struct, frozen=True, array_like=True):
         slot: the sequence.
         start: tokens computed before.
         count: tokens computed now, at least 1.
-        blocks: block ids to append to the slot's table before the step.
+        blocks: for each KV group block ids to append to the slot's table before the step; empty: none for any.
         sample: whether the logits of the last position give a token, written at position start + count.
     """
 
     slot: int
     start: int
     count: int
-    blocks: list[int]
+    blocks: list[list[int]]
     sample: bool
 
 
@@ -113,7 +151,7 @@ class ExecutorReady(Struct, frozen=True, array_like=True, tag="executor_ready"):
 
     Attributes:
         max_model_len, vocab_size, dtype, device: as resolved from configuration and checkpoint.
-        num_kv_blocks: blocks the core may hand out (0 .. num_kv_blocks - 1).
+        kv_groups: at least one, with distinct windows.
         max_num_batched_tokens: most tokens a plan may hold.
         load, kernels, startup_s: reports; seconds per phase.
         memory: bytes by purpose ("weights", "kv_cache", "buffers").
@@ -125,13 +163,18 @@ class ExecutorReady(Struct, frozen=True, array_like=True, tag="executor_ready"):
     vocab_size: int
     dtype: str
     device: str
-    num_kv_blocks: int
+    kv_groups: list[KvGroup]
     max_num_batched_tokens: int
     load: LoadReport
     kernels: list[KernelChoice]
     startup_s: dict[Phase, float]
     memory: dict[str, int]
     graphs: KernelChoice | None = None
+
+    @property
+    def num_kv_blocks(self) -> int:
+        """Blocks of all groups."""
+        return sum(group.num_blocks for group in self.kv_groups)
 
 
 class ExecutorFatal(Struct, frozen=True, array_like=True, tag="executor_fatal"):

@@ -48,7 +48,7 @@ class LineFormatter(logging.Formatter):
             fixed = {"time": at, "level": record.levelname, "process": self._process, "pid": record.process}
             fixed |= {"logger": record.name, "message": message} | ({"error": error} if error else {})
             return msgspec.json.encode({**facts, **fixed}, enc_hook=str).decode()
-        told = "".join(f" {name}={value}" for name, value in facts.items())
+        told = "".join(f" {name}={_word(str(value))}" for name, value in facts.items())
         tail = f" | {error}" if error else ""
         return f"{at} {record.levelname} {self._process} {record.name} {message}{told}{tail}"
 
@@ -65,6 +65,11 @@ class LineFormatter(logging.Formatter):
             said = f": {error}" if self._values and str(error) else ""
             yield f"{type(error).__name__}{said}" + (f" at {places}" if places else "")
             error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+
+
+def _word(text: str) -> str:
+    """The text as one word: quoted as JSON where it has blanks or quotes, or is empty."""
+    return msgspec.json.encode(text).decode() if not text or set(text) & set(" \"'=") else text
 
 
 def plain(text: str) -> str:

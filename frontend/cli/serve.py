@@ -94,4 +94,7 @@ def _resolved(config: ServeConfig) -> ServeConfig:
     replace = msgspec.structs.replace
     model = replace(config.engine.model, model=path)
     http = replace(config.http, served_model_name=names)
-    return replace(config, http=http, engine=replace(config.engine, model=model))
+    reports = config.reports
+    if reports.trace_file is not None:
+        reports = replace(reports, trace_file=str(Path(reports.trace_file).expanduser().absolute()))
+    return replace(config, http=http, reports=reports, engine=replace(config.engine, model=model))

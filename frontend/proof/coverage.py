@@ -62,7 +62,7 @@ class CoverageReport(Struct, frozen=True):
         layer_map: source index of each runtime layer; blocks: of the checkpoint.
         rows: operators of the plan.
         steps: by kind; chunked: steps that computed a part of a prompt; replays: of graphs; captured: whether any was.
-        kernels: the server's choices, with the reasons against the others.
+        kernels: the server's choices, with the reasons against the others; graphs: how steps of single tokens run.
         answers: what became of the requests.
         inspection: of the core's invariants after them.
         exit_status: of the server.
@@ -81,6 +81,7 @@ class CoverageReport(Struct, frozen=True):
     replays: int
     captured: bool
     kernels: list[KernelChoice]
+    graphs: KernelChoice | None
     answers: list[Answered]
     inspection: Inspection
     exit_status: int
@@ -94,7 +95,7 @@ class Visit(Struct, frozen=True):
 
     Attributes:
         answers, inspection: of the requests.
-        kernels: chosen.
+        kernels, graphs: chosen.
         steps: of the profile.
         exit_status: of the server.
         longest: tokens of the longest sequence.
@@ -103,6 +104,7 @@ class Visit(Struct, frozen=True):
     answers: list[Answered]
     inspection: Inspection
     kernels: list[KernelChoice]
+    graphs: KernelChoice | None
     steps: list[StepProfile]
     exit_status: int
     longest: int
@@ -150,6 +152,7 @@ def join(model: str, plan: Plan, visit: Visit) -> CoverageReport:
         replays=sum(step.graphs for step in visit.steps),
         captured=any(step.captured for step in visit.steps),
         kernels=visit.kernels,
+        graphs=visit.graphs,
         answers=visit.answers,
         inspection=visit.inspection,
         exit_status=visit.exit_status,

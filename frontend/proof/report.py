@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final, Literal
 
 from msgspec import Struct
@@ -14,6 +14,7 @@ from frontend.proof.tools import Plan
 
 FailureClass = Literal["start", "requests", "weights", "state", "numbers", "coverage", "parity", "sentinel", "load"]
 FEWEST_RUNS: Final = 3
+CUDA_GRAPH: Final = "cuda_graph"
 ORDER: Final = ("plan", "coverage", "probe", "parity", "sentinel", "bench")
 
 
@@ -32,7 +33,7 @@ class Part(Struct, frozen=True):
 
 
 class Failure(Struct, frozen=True):
-    """Something that went wrong, by class."""
+    """Something that went wrong, by class; "load" is that of requests, see bench/load.py."""
 
     kind: FailureClass
     message: str
@@ -199,11 +200,9 @@ def _backends(findings: Findings) -> Check:
     if report is None:
         return _not_run(name)
     chosen = "; ".join(sorted({f"{choice.operator}: {choice.chosen}" for choice in report.kernels}))
-    graphs = (
-        f"{report.replays} graph replays" if report.captured else "no graphs on this device: every step ran eagerly"
-    )
-    good = not report.not_run and (not report.captured or report.replays > 1)
-    return Check(name, good, f"{chosen}; {graphs}")
+    mode = "as they are" if report.graphs is None else report.graphs.chosen
+    good = not report.not_run and (mode != CUDA_GRAPH or report.replays > 1)
+    return Check(name, good, f"{chosen}; steps of single tokens: {mode}, {report.replays} graph replays")
 
 
 def _several_runs(findings: Findings) -> Check:
@@ -222,7 +221,7 @@ def _not_run(name: str) -> Check:
 
 def failures(findings: Findings, parts: Sequence[Part], checks: Sequence[Check]) -> list[Failure]:
     """All that went wrong, by class."""
-    found = [Failure("start", f"{part.name}: {part.problem}") for part in parts if part.problem]
+    found = [Failure(PART_CLASSES[part.name], f"{part.name}: {part.problem}") for part in parts if part.problem]
     found += [Failure(kind, f"{check.name}: {check.evidence}") for kind, check in _failed(checks)]
     if findings.coverage is not None:
         answers = [answer for answer in findings.coverage.answers if not answer.passed]
@@ -235,6 +234,14 @@ def failures(findings: Findings, parts: Sequence[Part], checks: Sequence[Check])
     return found
 
 
+PART_CLASSES: Final[Mapping[str, FailureClass]] = {
+    "plan": "start",
+    "coverage": "start",
+    "probe": "start",
+    "parity": "parity",
+    "sentinel": "sentinel",
+    "bench": "load",
+}
 CHECK_CLASSES: Final[tuple[FailureClass, ...]] = ("start", "state", "weights", "state", "numbers", "coverage", "load")
 
 

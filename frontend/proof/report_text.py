@@ -16,7 +16,7 @@ NOTHING = "not run"
 
 def markdown(report: Report) -> str:
     """The whole report."""
-    verdict = f"{len(report.failures)} failures" if report.failures else "no failures"
+    verdict = f"failures: {len(report.failures)}" if report.failures else "no failures"
     parts = [
         f"# {report.model}: {report.blocks}",
         f"Made {report.made}. Verdict: **{verdict}**.",
@@ -71,7 +71,7 @@ def _decisions(coverage: CoverageReport | None) -> str:
     if coverage is None:
         return NOTHING
     rows = []
-    for choice in coverage.kernels:
+    for choice in [*coverage.kernels, *([] if coverage.graphs is None else [coverage.graphs])]:
         others = [f"{each.name}: {', '.join(each.reasons)}" for each in choice.candidates if each.reasons]
         rows.append((choice.operator, choice.problem, choice.chosen, "; ".join(others) or "none was refused"))
     return _table(("operator", "problem", "kernel", "refused"), rows)
@@ -132,14 +132,14 @@ def _parity(parity: ParityReport | None) -> str:
         f"{each.expected_margin:.2e}; first place outside the noise: {each.first_place or 'none'}"
         for each in parity.disagreements
     ]
-    identity = parity.identity
+    samples, verdict = len(parity.samples), "fail" if parity.failures else "pass"
+    compared = f"{parity.reference}, {parity.identity.dtype} against {parity.wide}, pack {parity.pack}"
+    tokens = f"Greedy tokens, teacher-forced: {parity.agreed} of {parity.positions} agree."
     return "\n\n".join(
         (
-            f"{parity.reference}, {identity.dtype} against {parity.wide}, pack {parity.pack}, "
-            f"{len(parity.samples)} samples; verdict: {'fail' if parity.failures else 'pass'}",
+            f"{compared}, {samples} samples; verdict: {verdict}",
             _table(titles, rows),
-            f"Greedy tokens, teacher-forced: {parity.agreed} of {parity.positions} agree. "
-            f"Free-running samples: {parity.free_equal} of {len(parity.samples)} equal.",
+            f"{tokens} Free-running samples: {parity.free_equal} of {samples} equal.",
             "Disagreements:\n\n" + (_bullets(differing) or "none"),
             "Rule:\n\n" + _bullets(parity.rule),
         )
@@ -157,13 +157,11 @@ def _timings(probe: ProbeReport | None, blocks: str) -> str:
     if probe is None:
         return NOTHING
     rows = [
-        (t.kind, t.place, t.tokens, t.context, _ms(t.median), _ms(t.low), _ms(t.high), t.runs)
+        (t.kind, t.mode, t.place, t.tokens, t.context, _ms(t.median), _ms(t.low), _ms(t.high), t.runs)
         for t in [*probe.timings, *_by_class(probe.timings)]
     ]
-    titles = ("step", "place", "tokens", "context", "median ms", "lowest", "highest", "runs")
-    return f"{blocks} ran, one sequence, {probe.mode} steps. No time here is multiplied by a depth.\n\n" + _table(
-        titles, rows
-    )
+    titles = ("step", "mode", "place", "tokens", "context", "median ms", "lowest", "highest", "runs")
+    return f"{blocks} ran, one sequence. No time here is multiplied by a depth.\n\n" + _table(titles, rows)
 
 
 def _by_class(timings: Sequence[Timing]) -> list[Timing]:
@@ -176,6 +174,7 @@ def _by_class(timings: Sequence[Timing]) -> list[Timing]:
         Timing(
             place=f"class {name}: median of {len(group)} blocks",
             kind=group[0].kind,
+            mode=group[0].mode,
             tokens=group[0].tokens,
             context=group[0].context,
             median=median(each.median for each in group),

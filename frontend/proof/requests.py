@@ -24,7 +24,7 @@ SHORTEST: Final = 80
 BEYOND_WINDOW: Final = 16
 ANSWER: Final = 4
 # The background answer runs while all others come and go.
-LONG_ANSWER: Final = 48
+LONG_ANSWER: Final = 24
 MEMBERS: Final = "sampling"
 
 

@@ -58,6 +58,7 @@ def cover(model: Path, layers: Sequence[str], flags: Sequence[str], vocab: int) 
             answers=session.answers,
             inspection=session.inspection,
             kernels=session.ready.kernels,
+            graphs=session.ready.graphs,
             steps=read_profile(profile),
             exit_status=status,
             longest=session.longest,

@@ -99,7 +99,8 @@ class Reporter:
             lambda: run_tool(PARITY, [*subject.words, *samples, *vocab], ParityReport),
         )
         sentinel = self._part("sentinel", self._sentinel_command(), self._sentinel)
-        bench = self._part("bench", self._bench_command("URL"), lambda: self._bench(plan))
+        ids = subject.vocab if covered is None else min(subject.vocab, covered.ready.model.vocab_size)
+        bench = self._part("bench", bench_command("URL", ids), lambda: self._bench(plan, ids))
         return self._report(self._findings(plan, covered, probed, parity, sentinel, bench))
 
     def _part(self, name: str, command: list[str], act: Callable[[], T]) -> T | None:
@@ -168,22 +169,11 @@ class Reporter:
         flags = [*subject.layers, *subject.dtype]
         return observe(subject.model, flags, run_reference(subject.model, flags), None)
 
-    def _bench_command(self, url: str) -> list[str]:
-        sizes = [
-            "--input",
-            str(BENCH_INPUT),
-            "--output",
-            str(BENCH_OUTPUT),
-            "--vocab",
-            str(min(self._subject.vocab, 1000)),
-        ]
-        return ["python", *BENCH, url, "--clients", *BENCH_CLIENTS, *sizes]
-
-    def _bench(self, plan: Plan) -> list[BenchRow]:
+    def _bench(self, plan: Plan, ids: int) -> list[BenchRow]:
         subject = self._subject
         with OwnServer(subject.model, [*subject.layers, *subject.dtype]) as server:
             server.wait_ready()
-            command = [sys.executable, *self._bench_command(server.url)[1:]]
+            command = [sys.executable, *bench_command(server.url, ids)[1:]]
             done = subprocess.run(
                 command, stdin=subprocess.DEVNULL, capture_output=True, timeout=DEADLINE_S, check=False
             )
@@ -191,6 +181,12 @@ class Reporter:
             last = done.stderr.decode(errors="replace").strip().splitlines() or ["no message"]
             raise EngineFailed(f"bench.load: {last[-1]}")
         return [bench_row(line, speed=every_block(plan)) for line in done.stdout.splitlines()]
+
+
+def bench_command(url: str, ids: int) -> list[str]:
+    """The load, on a server; ids of prompts are below `ids`."""
+    sizes = ["--input", str(BENCH_INPUT), "--output", str(BENCH_OUTPUT), "--vocab", str(ids)]
+    return ["python", *BENCH, url, "--clients", *BENCH_CLIENTS, *sizes]
 
 
 def bench_row(line: bytes, *, speed: bool) -> BenchRow:

@@ -27,16 +27,18 @@ class TorchReference:
         keys, values = layer_cache.slots()
         first = 0
         for row, (count, context) in enumerate(zip(batch.query_lens, batch.context_lens_host, strict=True)):
-            places = torch.arange(context, device=query.device)
+            start, window = context - count, self._problem.window
+            lowest = 0 if window is None else max(0, start - window + 1)
+            places = torch.arange(lowest, context, device=query.device)
             table = batch.block_tables[row]
             slots = table[places // size] * size + places % size
             tokens = slice(first, first + count)
-            output[tokens] = self._row(query[tokens], keys[slots], values[slots], context - count)
+            output[tokens] = self._row(query[tokens], keys[slots], values[slots], start - lowest)
             first += count
         return output
 
     def _row(self, query: Tensor, key: Tensor, value: Tensor, start: int) -> Tensor:
-        """Attention of queries at positions start, start + 1, ... over keys at positions 0, 1, ..."""
+        """Attention of queries at places start, start + 1, ... over keys at places 0, 1, ..."""
         problem = self._problem
         repeat = problem.num_heads // problem.num_kv_heads
         key = key.float().repeat_interleave(repeat, dim=1)

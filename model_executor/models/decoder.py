@@ -126,7 +126,8 @@ class Decoder(nn.Module):
         hidden: Tensor = self.embedding(batch.token_ids)
         rotations = [None if isinstance(rotary, nn.Identity) else rotary(batch.positions) for rotary in self.rotaries]
         for index, block in enumerate(self.blocks):
-            hidden = block(hidden, rotations[self.rotary_of_block[index]], cache.layers[index], batch)
+            group = batch.of_group(cache.group_of[index])
+            hidden = block(hidden, rotations[self.rotary_of_block[index]], cache.layers[index], group)
         normed: Tensor = self.norm(hidden)
         return normed
 

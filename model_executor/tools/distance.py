@@ -40,7 +40,7 @@ def distance(values: Tensor, reference: Tensor) -> Distance:
         return Distance(float("inf"), float("-inf"), float("inf"))
     norm, own = float(truth.norm()), float(ours.norm())
     difference = ours - truth
-    cosine = float(ours @ truth) / (norm * own) if norm and own else float(norm == own)
+    cosine = min(float(ours @ truth) / (norm * own), 1.0) if norm and own else float(norm == own)
     error = float(difference.norm())
     return Distance(error / norm if norm else error, cosine, float(difference.abs().max()))
 

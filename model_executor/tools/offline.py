@@ -27,7 +27,8 @@ from engine_core.wire.config import (
     TextFacts,
 )
 from engine_core.wire.evidence import Environment, PlanIdentity
-from engine_core.wire.executor import Row, SlotFill, StepPlan, StepResult
+from engine_core.wire.executor import ExecutorReady, Row, SlotFill, StepPlan, StepResult
+from engine_core.wire.reports import KernelChoice
 from engine_core.wire.sampling import SamplingParams
 from model_executor.attention.dispatch import KernelTable
 from model_executor.models.reader import read_spec
@@ -50,6 +51,7 @@ class OfflineOptions(Struct, frozen=True):
         sequences: that run at once.
         sample_vocab: ids that may be sampled; None: all.
         threads: on CPU; None: the cores.
+        eager: no step is padded or replayed, so that hooks see every step.
     """
 
     folder: Path
@@ -61,6 +63,7 @@ class OfflineOptions(Struct, frozen=True):
     sequences: int = 8
     sample_vocab: int | None = None
     threads: int | None = None
+    eager: bool = False
 
 
 @dataclass
@@ -123,7 +126,7 @@ class Offline:
             ),
             cache=CacheOptions(block_size=BLOCK_SIZE, num_kv_blocks=self._sequence_blocks * options.sequences),
             scheduler=SchedulerOptions(max_num_seqs=options.sequences),
-            executor=ExecutorOptions(device=options.device, cpu_threads=options.threads),
+            executor=ExecutorOptions(device=options.device, cpu_threads=options.threads, enforce_eager=options.eager),
             text=TextFacts(vocab_size=options.sample_vocab),
         )
 
@@ -149,7 +152,7 @@ class Offline:
             machine=processor() if device == "cpu" else ready.device,
             device=device,
             threads=torch.get_num_threads(),
-            kernels=[f"{choice.operator}: {choice.problem}: {choice.chosen}" for choice in ready.kernels],
+            kernels=[f"{choice.operator}: {choice.problem}: {choice.chosen}" for choice in _choices(ready)],
         )
 
     def generate(self, prompts: Sequence[Sequence[int]], count: int, chunk: int) -> list[Job]:
@@ -187,8 +190,10 @@ class Offline:
         self._step += 1
         return self.executor.runner.execute(StepPlan(EPOCH, self._step, fills, rows))
 
-    def _blocks(self, slot: int) -> list[int]:
-        return list(range(slot * self._sequence_blocks, (slot + 1) * self._sequence_blocks))
+    def _blocks(self, slot: int) -> list[list[int]]:
+        """The slot's table of each KV group: its share of the pool, again and again where a window needs no more."""
+        shares = [pool // self._options.sequences for pool in self.executor.cache.pools]
+        return [[slot * share + place % share for place in range(self._sequence_blocks)] for share in shares]
 
     def fill(self, token_ids: Sequence[int], slot: int = 0) -> SlotFill:
         """A slot taken by a greedy sequence of known tokens, with all the blocks it may need."""
@@ -237,6 +242,10 @@ def identity_of(spec: ModelSpec, revision: str, sources: Sequence[int], dtype: s
         dtype=dtype,
         sample_vocab=sample_vocab,
     )
+
+
+def _choices(ready: ExecutorReady) -> list[KernelChoice]:
+    return [*ready.kernels, *([] if ready.graphs is None else [ready.graphs])]
 
 
 def processor() -> str:

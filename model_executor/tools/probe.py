@@ -17,10 +17,11 @@ from pathlib import Path
 from typing import Final, Literal
 
 import torch
+from msgspec import structs
 from torch import Tensor, nn
 
-from engine_core.wire.evidence import Check, ProbeReport, Timing
-from engine_core.wire.executor import Row
+from engine_core.wire.evidence import Check, ProbeReport, StepMode, Timing
+from engine_core.wire.executor import Row, StepResult
 from model_executor.device import DTYPES
 from model_executor.layers.routing import Router, Routing
 from model_executor.models.registry import family
@@ -31,22 +32,33 @@ from model_executor.tools.offline import Offline, OfflineOptions
 from model_executor.tools.pack import make_pack
 from model_executor.weights.parameters import block_parameters, outer_parameters
 
+Kind = Literal["prefill", "decode"]
+KINDS: Final[tuple[Kind, ...]] = ("prefill", "decode")
 HEAD: Final = "head"
+WHOLE_STEP: Final = "whole step"
 PREFILL_TOKENS: Final = 64
 CONTEXT: Final = 128
 WARM_UPS: Final = 2
 RUNS: Final = 5
 
 
-def probe(offline: Offline) -> ProbeReport:
-    """Check and time."""
-    return ProbeReport(
+def probe(options: OfflineOptions) -> ProbeReport:
+    """Check and time: whole steps as production runs them, single places in eager steps."""
+    offline = Offline(options)
+    report = ProbeReport(
         identity=offline.identity,
         environment=offline.environment,
         checks=[_tensors(offline), _ownership(offline), _state(offline), *_numbers(offline)],
-        timings=[*_timings(offline, "prefill"), *_timings(offline, "decode")],
-        mode="eager",
+        timings=[_whole_step(offline, kind) for kind in KINDS],
     )
+    # Within a replay no place can be seen.
+    eager = Offline(structs.replace(options, eager=True)) if _padded(report.timings) else offline
+    places = [timing for kind in KINDS for timing in _timings(eager, kind)]
+    return structs.replace(report, timings=[*places, *report.timings])
+
+
+def _padded(timings: Sequence[Timing]) -> bool:
+    return any(timing.mode != "eager" for timing in timings)
 
 
 def _tensors(offline: Offline) -> Check:
@@ -89,8 +101,9 @@ def _state(offline: Offline) -> Check:
     executor = offline.executor
     cache, layers = executor.cache, executor.plan.layers(offline.spec)
     itemsize = DTYPES[executor.ready.dtype].itemsize
-    rows = (cache.num_blocks + 1) * cache.block_size
-    wanted = [layer.attention.kv_elements * itemsize * rows for layer in layers]
+    # A block more for padding.
+    rows = [(cache.pools[group] + 1) * cache.block_size for group in cache.group_of]
+    wanted = [layer.attention.kv_elements * itemsize * count for layer, count in zip(layers, rows, strict=True)]
     there = [layer.key.nbytes + layer.value.nbytes for layer in cache.layers]
     faults = [] if wanted == there else [f"bytes by layer {there}, planned {wanted}"]
     good = f"{len(there)} layers of cache for {len(layers)} blocks, {sum(there)} bytes as planned"
@@ -159,38 +172,74 @@ def _told(faults: Sequence[str], good: str) -> str:
     return "; ".join(faults[:8]) if faults else good
 
 
-def _timings(offline: Offline, kind: Literal["prefill", "decode"]) -> list[Timing]:
-    """Seconds of each place in a step of one sequence: of a prompt's first tokens, or of one token after many."""
+class TimedStep:
+    """A step of one sequence, to be repeated: its first tokens, or one token after many.
+
+    Args:
+        offline: that runs it.
+        kind: of the step.
+
+    Attributes:
+        count, context: tokens computed, and in the cache after it.
+    """
+
+    def __init__(self, offline: Offline, kind: Kind) -> None:
+        self._offline = offline
+        length = min(CONTEXT, offline.executor.ready.max_model_len)
+        self._tokens = [place % offline.sample_vocab for place in range(length)]
+        self._start = 0 if kind == "prefill" else length - 1
+        self.count = min(PREFILL_TOKENS, length) if kind == "prefill" else 1
+        self.context = self._start + self.count
+        if kind == "decode":
+            offline.force(self._tokens, length - 1, length)
+
+    def run(self) -> StepResult:
+        """Once more."""
+        fill = self._offline.fill(self._tokens)
+        return self._offline.step([fill], [Row(fill.slot, self._start, self.count, [], True)])
+
+
+def _whole_step(offline: Offline, kind: Kind) -> Timing:
+    """Seconds of a step from plan to result, as production runs it."""
+    step = TimedStep(offline, kind)
+    seconds = []
+    for _ in range(WARM_UPS + RUNS):
+        began = time.perf_counter()
+        result = step.run()
+        seconds.append(time.perf_counter() - began)
+    cuda = offline.executor.model.embedding.weight.device.type == "cuda"
+    mode: StepMode = "eager" if not result.bucket else "graph" if cuda else "buffers"
+    return _timing(WHOLE_STEP, kind, mode, step, seconds[WARM_UPS:])
+
+
+def _timings(offline: Offline, kind: Kind) -> list[Timing]:
+    """Seconds of each place in an eager step."""
     model, plan = offline.executor.model, offline.executor.plan
     places = [EMBEDDING, *block_names(plan.sources, plan.classes), FINAL_NORM, HEAD]
     modules = [model.embedding, *model.blocks, model.norm, model.head]
     taken: dict[str, list[float]] = {place: [] for place in places}
-    length = min(CONTEXT, offline.executor.ready.max_model_len)
-    tokens = [entry % offline.sample_vocab for entry in range(length)]
-    start = 0 if kind == "prefill" else length - 1
-    count = min(PREFILL_TOKENS, length) if kind == "prefill" else 1
-    if kind == "decode":
-        offline.force(tokens, length - 1, length)
+    step = TimedStep(offline, kind)
     with ExitStack() as hooks:
         for run in range(WARM_UPS + RUNS):
             if run == WARM_UPS:
                 for place, module in zip(places, modules, strict=True):
                     _clock(module, taken[place], hooks, model.embedding.weight.device)
-            fill = offline.fill(tokens)
-            offline.step([fill], [Row(fill.slot, start, count, [], True)])
-    return [
-        Timing(
-            place=place,
-            kind=kind,
-            tokens=count,
-            context=start + count,
-            median=statistics.median(seconds),
-            low=min(seconds),
-            high=max(seconds),
-            runs=len(seconds),
-        )
-        for place, seconds in taken.items()
-    ]
+            step.run()
+    return [_timing(place, kind, "eager", step, seconds) for place, seconds in taken.items()]
+
+
+def _timing(place: str, kind: Kind, mode: StepMode, step: TimedStep, seconds: Sequence[float]) -> Timing:
+    return Timing(
+        place=place,
+        kind=kind,
+        mode=mode,
+        tokens=step.count,
+        context=step.context,
+        median=statistics.median(seconds),
+        low=min(seconds),
+        high=max(seconds),
+        runs=len(seconds),
+    )
 
 
 def _clock(module: nn.Module, taken: list[float], hooks: ExitStack, device: torch.device) -> None:
@@ -217,12 +266,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     def act(arguments: Sequence[str]) -> None:
         args = parser.parse_args(arguments)
-        report = probe(Offline(_options(args)))
+        report = probe(_options(args))
         write_json(args.json, report)
         for check in report.checks:
             sys.stdout.write(f"{'pass' if check.passed else 'FAIL'} {check.name}: {check.evidence}\n")
         for row in report.timings:
-            sys.stdout.write(f"{row.kind} {row.place}: {1000 * row.median:.3f} ms\n")
+            sys.stdout.write(f"{row.kind} {row.mode} {row.place}: {1000 * row.median:.3f} ms\n")
 
     return run_tool("tercet report", act, sys.argv[1:] if argv is None else argv)
 

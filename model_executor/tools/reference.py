@@ -126,6 +126,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             sequences=1,
             sample_vocab=args.sample_vocab,
             threads=1,
+            eager=True,
         )
         write_json(args.json, run_pack(options))
 

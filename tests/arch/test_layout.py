@@ -30,6 +30,17 @@ TESTED_ELSEWHERE = {
     "frontend/cli/options.py": "tests/arch/test_options.py",
     "frontend/cli/serve.py": "tests/frontend/cli/test_main.py",
     "frontend/cli/version.py": "tests/arch/test_options.py",
+    # Proofs: what they do takes a real server.
+    "frontend/cli/coverage.py": "tests/e2e/test_proof.py",
+    "frontend/cli/report.py": "tests/e2e/test_proof.py",
+    "frontend/cli/sentinel.py": "tests/e2e/test_proof.py",
+    "frontend/cli/parity.py": "tests/frontend/cli/test_tool.py",
+    "frontend/proof/bound_server.py": "tests/e2e/test_proof.py",
+    "frontend/proof/own_server.py": "tests/e2e/test_proof.py",
+    "frontend/proof/run_coverage.py": "tests/e2e/test_proof.py",
+    "frontend/proof/run_report.py": "tests/e2e/test_proof.py",
+    "frontend/proof/run_sentinel.py": "tests/e2e/test_proof.py",
+    "model_executor/tools/parity_text.py": "tests/model_executor/tools/test_parity.py",
     # Error trees: each error is raised and looked at where it arises.
     "frontend/errors.py": "tests/frontend/api/test_errors.py",
     "model_executor/errors.py": "tests/model_executor/test_worker.py",

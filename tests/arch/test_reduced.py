@@ -20,7 +20,7 @@ from model_executor.startup import PhaseClock, bring_up
 from tests.arch.source import ROOT, Module, modules
 from tests.model_executor.engine import SIX, silent, write_small
 
-# Where the choice is made, declared and shown, and what cuts checkpoints.
+# Where the choice is made, declared and shown, what cuts checkpoints, and what judges runs of them.
 PLANNING = {
     "model_executor.weights.layer_plan",
     "model_executor.weights.inventory",
@@ -29,7 +29,7 @@ PLANNING = {
     "frontend.cli.cut",
     "frontend.cli.main",
 }
-TOOLS = ("model_executor.tools.", "model_executor.weights.cut")
+TOOLS = ("model_executor.tools.", "model_executor.weights.cut", "frontend.proof.")
 WORDS = {
     *("allow_missing_classes", "missing_classes", "covering", "is_reduced", "reduced", "is_full", "full_plan"),
     *("is_cut", "partial_model", "truncated"),

@@ -14,9 +14,9 @@ from frontend.client import Client
 from model_executor.tools.model import open_model
 from model_executor.tools.plan import Shards, make_report
 from tests.e2e.server import Server
-from tests.fixtures.llama import RAND_SHAPE, parameter_shapes, write_rand
+from tests.fixtures.llama import write_rand
 from tests.fixtures.reference import Reference, prompts
-from tests.model_executor.tools.folders import KEPT, cut, write_model
+from tests.model_executor.tools.folders import KEPT, cut, spread, write_model
 
 COUNT = 12
 PROMPTS = prompts(4, vocab=90, seed=5, shortest=6, longest=30)
@@ -45,17 +45,12 @@ def planned(folder: Path, layers: str) -> Shards:
 @pytest.mark.parametrize("name", ["llama", "gemma3_text", "deepseek-v3"])
 def test_a_part_and_its_cut_are_served_alike(tmp_path: Path, name: str) -> None:
     layers = ",".join(map(str, KEPT[name]))
-    source = tmp_path / "source"
-    if name == "llama":
-        write_rand(source, shards=len(parameter_shapes(RAND_SHAPE)))
-        layers = "0,3"
-    else:
-        write_model(source, name)
+    source = spread(write_model(tmp_path / "source", name))
     shards = planned(source, layers)
     out = cut(source, tmp_path / "out", [int(layer) for layer in layers.split(",")])
     for file in shards.not_needed:
         (source / file).unlink()
-    assert bool(shards.not_needed) == (name != "deepseek-v3")
+    assert shards.not_needed
     reports = tmp_path / "reports"
     with Server(source, *FLAGS, "--layers", layers, "--report-dir", str(reports)) as server:
         part = answers(server.wait_ready())

@@ -10,12 +10,13 @@ from hypothesis import strategies as st
 from engine_core.admission import Limits, Refusal, Tokens, examine
 from engine_core.wire.client import Submit
 from engine_core.wire.codec import pack_ids
+from engine_core.wire.executor import KvGroup
 from engine_core.wire.sampling import SamplingParams
 
 LIMITS = Limits(
     max_model_len=20,
     vocab_size=50,
-    num_kv_blocks=100,
+    kv_groups=(KvGroup(None, 100),),
     block_size=4,
     max_num_seqs=4,
     max_num_batched_tokens=64,
@@ -53,11 +54,24 @@ def test_earlier_output_counts() -> None:
 
 
 def test_a_prompt_larger_than_the_pool_never_fits() -> None:
-    small = msgspec.structs.replace(LIMITS, num_kv_blocks=2)
+    small = msgspec.structs.replace(LIMITS, kv_groups=(KvGroup(None, 2),))
     assert isinstance(examine(submit([1] * 7), small), Tokens)
     refused = refusal(submit([1] * 8), small)
     assert (refused.code, refused.limit, refused.given) == ("never_fits", 7, 8)
     assert small.room == 8
+
+
+def test_a_window_that_goes_on_for_ever_bounds_nothing() -> None:
+    """Three blocks hold a window of 6 and two plans; two do not."""
+    endless = msgspec.structs.replace(LIMITS, kv_groups=(KvGroup(None, 5), KvGroup(6, 3)))
+    assert (endless.pool_tokens, endless.room, endless.held_tokens, endless.num_kv_blocks) == (20, 20, 20, 8)
+    small = msgspec.structs.replace(LIMITS, kv_groups=(KvGroup(6, 2), KvGroup(9, 90)))
+    assert small.room == 8
+    refused = refusal(submit([1] * 8), small)
+    assert (refused.code, refused.limit, refused.given) == ("never_fits", 7, 8)
+    assert "2 blocks of 4 tokens" in refused.message
+    windows = msgspec.structs.replace(LIMITS, kv_groups=(KvGroup(6, 3),))
+    assert (windows.room, windows.held_tokens) == (20, 4 * 20)
 
 
 @pytest.mark.parametrize(

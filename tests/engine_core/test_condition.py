@@ -17,6 +17,7 @@ from engine_core.scheduler import Scheduler
 from engine_core.wire.client import Inspection, Model, Progress, Ready, Submit
 from engine_core.wire.codec import pack_ids
 from engine_core.wire.config import CacheOptions, EngineConfig, SchedulerOptions
+from engine_core.wire.executor import KvGroup
 from engine_core.wire.sampling import SamplingParams
 from engine_core.wire.transport import CORE_SOCKET, EXECUTOR_SOCKET, bind_router
 from tests.wire.messages import LOAD
@@ -28,7 +29,7 @@ def scheduler() -> Scheduler:
     limits = Limits(
         max_model_len=64,
         vocab_size=512,
-        num_kv_blocks=8,
+        kv_groups=(KvGroup(None, 8),),
         block_size=4,
         max_num_seqs=2,
         max_num_batched_tokens=16,
@@ -77,6 +78,32 @@ def test_from_loading_to_draining(tmp_path: Path) -> None:
             ("ready", ""),
             ("draining", "draining"),
         ]
+
+    with_condition(tmp_path, look)
+
+
+def test_states_of_trouble(tmp_path: Path) -> None:
+    def look(condition: Condition, _: Clients) -> None:
+        condition.lost("signal 9")
+        assert (condition.state, condition.recovering) == ("loading", "")
+        condition.ready, condition.scheduler = READY, scheduler()
+        condition.stall = "it is stopped"
+        assert (condition.state, condition.reason) == ("stalled", "it is stopped")
+        condition.lost("signal 9")
+        submit(condition.scheduler, "a", [1], 100.0)
+        assert condition.state == "recovering"
+        assert condition.reason == "signal 9; another executor starts: the executor is starting"
+        # Nothing can go on, and nobody is to blame for that.
+        assert condition.step_age(500.0) == 0.0
+        condition.draining = True
+        assert condition.state == "draining"
+        condition.draining = False
+        condition.recovered(3, 1.5)
+        condition.recovered(4, 0.5)
+        assert condition.state == "ready"
+        status = condition.status(1, 101.0)
+        assert (status.executor_restarts, status.recovered) == (2, 7)
+        assert (status.recovery_s, status.recovery_total_s) == (0.5, 2.0)
 
     with_condition(tmp_path, look)
 

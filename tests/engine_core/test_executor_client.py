@@ -101,7 +101,7 @@ def _importable(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def plan(step: int, *, epoch: int = 1) -> StepPlan:
     """A prompt of three tokens at step 1, one token a step from then on; the cache has one block of 16."""
-    fills = [SlotFill(0, codec.pack_ids([1, 2, 3]), 3, SamplingParams(), 1, [0])] if step == 1 else []
+    fills = [SlotFill(0, codec.pack_ids([1, 2, 3]), 3, SamplingParams(), 1, [[0]])] if step == 1 else []
     row = Row(0, 0, 3, [], sample=True) if step == 1 else Row(0, step + 1, 1, [], sample=True)
     return StepPlan(epoch, step, fills, [row])
 
@@ -222,6 +222,87 @@ def test_strangers_at_the_socket(tmp_path: Path) -> None:
             assert result.token_ids == continuation([1, 2, 3], 1)
             assert core.lost == []
             context.destroy(linger=0)
+
+    asyncio.run(scenario())
+
+
+def test_a_hello_in_the_name_of_a_living_executor(tmp_path: Path) -> None:
+    """Someone else at the socket cannot take its place, nor end it."""
+
+    async def scenario() -> None:
+        async with side(tmp_path) as core:
+            await core.ready()
+            context = zmq.asyncio.Context()
+            stranger = connect_dealer(context, core.socket)
+            hello = ExecutorHello(PROTOCOL + 1, config_hash(core.config), 1, core.executor.pid)
+            await stranger.send(codec.executor_to_core().encode(hello))
+            listening = asyncio.create_task(core.receive())
+            await until(lambda: core.executor.malformed == 1)
+            core.executor.send(plan(1), 0.0)
+            assert isinstance(await listening, StepResult)
+            assert core.lost == []
+            context.destroy(linger=0)
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("number", "outside"), [(signal.SIGKILL, True), (signal.SIGTERM, True), (signal.SIGSEGV, False)]
+)
+def test_whose_doing_a_death_was(tmp_path: Path, number: signal.Signals, outside: bool) -> None:
+    async def scenario() -> None:
+        async with side(tmp_path) as core:
+            await core.ready()
+            os.kill(core.executor.pid, number)
+            await core.until_lost()
+            assert core.executor.outside is outside
+
+    asyncio.run(scenario())
+
+
+def test_a_stopped_executor_is_stalled_soon_and_lost_in_the_end(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with side(tmp_path) as core:
+            await core.ready()
+            executor = core.executor
+            executor.check(1000.0)
+            assert executor.stall(1000.0, 0.0) == ""
+            os.kill(executor.pid, signal.SIGSTOP)
+
+            def stopped() -> bool:
+                executor.check(1001.5)
+                return executor.stall(1001.5, 0.0) != ""
+
+            await until(stopped)
+            assert "stopped by a signal for 1.5 s" in executor.stall(1001.5, 0.0)
+            executor.forgive(1.0)
+            assert executor.stall(1001.5, 0.0) == ""
+            executor.check(1031.0)
+            assert core.lost == []
+            executor.check(1031.5)
+            assert core.lost[0].code == "stalled"
+            assert executor.outside
+
+    asyncio.run(scenario())
+
+
+def test_an_executor_that_sleeps_over_a_plan_is_stalled(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with side(tmp_path, "hang_at=1") as core:
+            await core.ready()
+            executor = core.executor
+            executor.check(1000.0)
+            assert executor.stall(1100.0, 100.0) == ""
+            executor.send(plan(1), 1000.0)
+
+            def asleep() -> bool:
+                executor.check(1000.0)
+                executor.check(1006.0)
+                return executor.stall(1006.0, 6.0) != ""
+
+            await until(asleep)
+            # The step itself is young: it may only just begin.
+            assert executor.stall(1006.0, 1.0) == ""
 
     asyncio.run(scenario())
 

@@ -6,6 +6,7 @@ import pytest
 
 from engine_core.errors import ResultMismatch, StaleResult
 from engine_core.flight import Draft, Fence, Flights, Held
+from engine_core.kv_group import Holding
 from engine_core.sequence import Sequence
 from engine_core.wire.client import TokenLogprobs
 from engine_core.wire.executor import StepResult
@@ -29,10 +30,10 @@ def launched(flights: Flights, counts: list[int]) -> Sequence:
 
 def test_a_draft_counts_its_budget_down() -> None:
     seq, draft = running_sequence(), Draft(1, 10)
-    draft.add(seq, 3, [7])
+    draft.add(seq, 3, [[7]])
     assert draft.budget == 7
     row = draft.rows[0][1]
-    assert (row.slot, row.start, row.count, row.blocks, row.sample) == (0, 0, 3, [7], False)
+    assert (row.slot, row.start, row.count, row.blocks, row.sample) == (0, 0, 3, [[7]], False)
 
 
 def test_plans_come_back_in_order() -> None:
@@ -81,13 +82,13 @@ def test_what_sequences_believe_is_compared_with_what_is_out() -> None:
 
 
 def test_the_fence_keeps_until_its_step() -> None:
-    fence = Fence()
-    first, second = Held([1, 2], 0, 2), Held([3], 1, 1)
+    fence = Fence(1)
+    first, second = Held([Holding([1, 2])], 0, (2,)), Held([Holding([3])], 1, (1,))
     fence.hold(5, first)
     fence.hold(6, second)
-    assert (fence.gain, len(fence), list(fence)) == (3, 2, [first, second])
+    assert (fence.gain, len(fence), list(fence)) == ([3], 2, [first, second])
     assert fence.lift(4) == []
     assert fence.lift(5) == [first]
-    assert (fence.gain, len(fence)) == (1, 1)
+    assert (fence.gain, len(fence)) == ([1], 1)
     assert fence.lift(6) == [second]
     assert not fence

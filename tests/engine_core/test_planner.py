@@ -8,6 +8,7 @@ from engine_core.planner import START_SHARE, Planner
 from engine_core.roster import Roster
 from engine_core.sequence import Sequence
 from engine_core.wire.config import CacheOptions, SchedulerOptions
+from engine_core.wire.executor import KvGroup
 from tests.engine_core.test_sequence import make_sequence
 
 
@@ -16,7 +17,7 @@ class Engine:
 
     def __init__(self, *, budget: int = 16, rows: int = 4, blocks: int = 64, threshold: int = 0) -> None:
         options = SchedulerOptions(long_prefill_token_threshold=threshold)
-        limits = Limits(200, 50, blocks, 4, rows, budget)
+        limits = Limits(200, 50, (KvGroup(None, blocks),), 4, rows, budget)
         self.roster = Roster(options, CacheOptions(), limits, 1)
         self.planner = Planner(self.roster, options, limits)
 
@@ -111,7 +112,7 @@ def test_the_blocks_of_a_new_row_travel_with_its_fill() -> None:
     seq = prompt(9, 1)
     engine.add(seq)
     draft = engine.planner.plan(2.0)
-    assert [fill.blocks for fill in draft.fills] == [seq.table]
+    assert [fill.blocks for fill in draft.fills] == [[seq.held[0].table]]
     assert [row.blocks for _, row in draft.rows] == [[]]
     engine.roster.flights.launch(draft.rows)
     counts = [len(row.blocks) for _ in range(8) for _, row in engine.planner.plan(2.0).rows]

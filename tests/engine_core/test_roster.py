@@ -11,12 +11,12 @@ from engine_core.roster import Lacking, Roster
 from engine_core.sequence import Sequence, Status
 from engine_core.wire.codec import unpack_ids
 from engine_core.wire.config import CacheOptions, SchedulerOptions
-from engine_core.wire.executor import SlotFill, StepResult
+from engine_core.wire.executor import KvGroup, SlotFill, StepResult
 from tests.engine_core.test_sequence import make_sequence
 
 
 def make_roster(*, blocks: int = 8, rows: int = 2, budget: int = 16, policy: Policy = "fcfs") -> Roster:
-    limits = Limits(100, 50, blocks, 4, rows, budget)
+    limits = Limits(100, 50, (KvGroup(None, blocks),), 4, rows, budget)
     return Roster(SchedulerOptions(scheduling_policy=policy), CacheOptions(), limits, 1)
 
 
@@ -45,8 +45,9 @@ def test_a_start_fills_a_slot_with_all_that_is_known() -> None:
     fill = started(roster, seq)
     assert (fill.slot, fill.prompt_len, fill.seed) == (seq.slot, 5, seq.seed)
     assert unpack_ids(fill.token_ids) == seq.tokens
-    assert fill.blocks == seq.table
-    assert fill.blocks is not seq.table
+    assert fill.blocks == [seq.held[0].table]
+    assert fill.blocks[0] is not seq.held[0].table
+    assert fill.held_from == []
     assert roster.violations() == []
 
 
@@ -55,7 +56,7 @@ def test_no_row_no_start() -> None:
     started(roster, make_sequence(order=1))
     second = make_sequence(order=2)
     roster.enqueue(second)
-    assert roster.start(second, 2.0) == Lacking(0)
+    assert roster.start(second, 2.0) == Lacking(())
     assert roster.violations() == []
 
 
@@ -70,7 +71,7 @@ def test_a_start_leaves_each_row_a_block_to_grow() -> None:
     started(roster, make_sequence(5, order=1))
     second = make_sequence(5, order=2)
     roster.enqueue(second)
-    assert roster.start(second, 2.0) == Lacking(1)
+    assert roster.start(second, 2.0) == Lacking((1,))
 
 
 def test_slot_and_blocks_wait_for_the_last_plan_that_uses_them() -> None:
@@ -81,7 +82,7 @@ def test_slot_and_blocks_wait_for_the_last_plan_that_uses_them() -> None:
     roster.preempt(seq)
     assert roster.kv.ledger().owned == 2
     assert not roster.has_row()
-    assert roster.fence.gain == 2
+    assert roster.fence.gain == [2]
     assert roster.violations() == []
     land(roster, seq, 1, 5)
     assert roster.kv.ledger().owned == 2
@@ -96,7 +97,7 @@ def test_a_preempted_sequence_waits_for_its_own_results() -> None:
     started(roster, seq)
     launch(roster, seq, 5)
     roster.preempt(seq)
-    assert roster.start(seq, 3.0) == Lacking(0)
+    assert roster.start(seq, 3.0) == Lacking(())
     land(roster, seq, 1, 5)
     assert isinstance(roster.start(seq, 3.0), SlotFill)
 

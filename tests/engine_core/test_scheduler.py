@@ -11,14 +11,14 @@ from engine_core.scheduler import Ledger, Limits, RequestKey, Scheduler
 from engine_core.wire.client import Output, Submit, TokenLogprobs
 from engine_core.wire.codec import pack_ids, unpack_ids
 from engine_core.wire.config import CacheOptions, SchedulerOptions
-from engine_core.wire.executor import StepPlan, StepResult
+from engine_core.wire.executor import KvGroup, StepPlan, StepResult
 from engine_core.wire.sampling import SamplingParams
 
 EOS = 2
 LIMITS = Limits(
     max_model_len=64,
     vocab_size=50,
-    num_kv_blocks=32,
+    kv_groups=(KvGroup(None, 32),),
     block_size=4,
     max_num_seqs=4,
     max_num_batched_tokens=16,

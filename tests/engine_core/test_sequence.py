@@ -6,6 +6,7 @@ from array import array
 
 import pytest
 
+from engine_core.kv_group import Holding
 from engine_core.sequence import MAX_PREEMPTIONS, Sequence, Status
 from engine_core.stop import StopRules
 from engine_core.wire.sampling import SamplingParams
@@ -30,7 +31,7 @@ def make_sequence(prompt_len: int = 5, *, order: int = 1, priority: int = 0, sal
 def running_sequence() -> Sequence:
     seq = make_sequence()
     seq.start(0, 0, 2.0)
-    seq.table = [0]
+    seq.held = [Holding([0])]
     return seq
 
 
@@ -130,6 +131,6 @@ def test_times_of_one_that_never_ran() -> None:
 
 def test_violations_name_the_request_and_the_rule() -> None:
     seq = running_sequence()
-    seq.table = []
+    seq.held = []
     assert seq.violations() == ["request r1: violated: blocks exactly while running"]
     assert seq.status is Status.RUNNING

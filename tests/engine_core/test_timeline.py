@@ -13,8 +13,8 @@ from engine_core.timeline import Timeline
 from engine_core.wire.executor import StepResult
 
 
-def result(step: int, started_ns: int, ended_ns: int) -> StepResult:
-    return StepResult(1, step, [], None, started_ns, ended_ns)
+def result(step: int, started_ns: int, ended_ns: int, bucket: int = 0) -> StepResult:
+    return StepResult(1, step, [], None, started_ns, ended_ns, bucket)
 
 
 def events(path: Path) -> list[dict[str, Any]]:
@@ -26,13 +26,13 @@ def test_steps_and_the_gaps_between_them(tmp_path: Path) -> None:
     timeline = Timeline(path)
     timeline.add_step(result(1, 1_000, 5_000), SentPlan(1, 30, 2, queued=False))
     timeline.add_step(result(2, 7_000, 9_000), SentPlan(2, 2, 2, queued=True))
-    timeline.add_step(result(3, 9_000, 9_500), SentPlan(3, 2, 2, queued=True))
+    timeline.add_step(result(3, 9_000, 9_500, bucket=4), SentPlan(3, 2, 2, queued=True))
     timeline.write()
     assert [(event["name"], event["ts"], event["dur"], event["args"]) for event in events(path)] == [
-        ("step", 1.0, 4.0, {"step": 1, "tokens": 30, "rows": 2}),
+        ("step", 1.0, 4.0, {"step": 1, "tokens": 30, "rows": 2, "bucket": 0}),
         ("idle", 5.0, 2.0, {"step": 2, "queued": 1}),
-        ("step", 7.0, 2.0, {"step": 2, "tokens": 2, "rows": 2}),
-        ("step", 9.0, 0.5, {"step": 3, "tokens": 2, "rows": 2}),
+        ("step", 7.0, 2.0, {"step": 2, "tokens": 2, "rows": 2, "bucket": 0}),
+        ("step", 9.0, 0.5, {"step": 3, "tokens": 2, "rows": 2, "bucket": 4}),
     ]
 
 

@@ -35,6 +35,7 @@ from engine_core.wire.executor import (
     ExecutorHello,
     ExecutorReady,
     ExecutorToCore,
+    KvGroup,
     Row,
     Shutdown,
     SlotFill,
@@ -65,7 +66,7 @@ class Script(Struct, frozen=True, forbid_unknown_fields=True):
         deafen_at: close the socket at this step, and live on.
         short_at: leave the last token out of the result of this step.
         deaf: 1: ignore SIGTERM.
-        poison: end with status 9 when a sequence with this token is to be computed.
+        poison: end with status 9 when a prompt with this token is to be computed.
     """
 
     vocab: int = 512
@@ -139,7 +140,7 @@ class _Slot:
         self.tokens = list(codec.unpack_ids(fill.token_ids))
         self.prompt_len = fill.prompt_len
         self.params: SamplingParams = fill.params
-        self.blocks = list(fill.blocks)
+        self.blocks = list(fill.blocks[0])
 
 
 class Device:
@@ -153,10 +154,11 @@ class Device:
         self._slots: dict[int, _Slot] = {}
 
     def poisoned(self, plan: StepPlan) -> bool:
-        """Whether a sequence of the plan holds the poison."""
+        """Whether a prompt of the plan holds the poison."""
         for fill in plan.fills:
             self._slots[fill.slot] = _Slot(fill)
-        return any(self._script.poison in self._slots[row.slot].tokens for row in plan.rows)
+        slots = [self._slots[row.slot] for row in plan.rows]
+        return any(self._script.poison in slot.tokens[: slot.prompt_len] for slot in slots)
 
     def run(self, plan: StepPlan) -> tuple[list[int], list[TokenLogprobs | None] | None]:
         """Compute a plan: sampled tokens, and log-probabilities if any row asked."""
@@ -180,7 +182,8 @@ class Device:
 
     def _write(self, row: Row) -> None:
         slot = self._slots[row.slot]
-        slot.blocks += row.blocks
+        for blocks in row.blocks:
+            slot.blocks += blocks
         for position in range(row.start, row.start + row.count):
             self._cache[self._place(slot, position)] = slot.tokens[position]
 
@@ -267,7 +270,7 @@ class FakeExecutor:
             vocab_size=script.vocab,
             dtype="float32",
             device="cpu",
-            num_kv_blocks=self._blocks,
+            kv_groups=[KvGroup(None, self._blocks)],
             max_num_batched_tokens=config.scheduler.max_num_batched_tokens or script.max_num_batched_tokens,
             load=counts,
             kernels=[KernelChoice("attention", "none", "fake", [KernelCandidate("fake", [])])],

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+import httpx
 from msgspec import Struct
 
 from engine_core.wire import codec
@@ -32,7 +33,7 @@ FRONTEND_PAUSE_S: Final = 1.5
 GONE_S: Final = 5.0
 # A fast executor that takes a moment to load.
 SCRIPT: Final = "delay_s=0.01,load_s=0.4"
-SLOW_PREFILL: Final = "delay_s=0.04,load_s=0.4"
+SLOW_PREFILL: Final = "delay_s=0.06,load_s=0.4"
 SLOW_LOAD: Final = "delay_s=0.01,load_s=2"
 FLAGS: Final = (
     *("--max-num-seqs", "4", "--max-num-batched-tokens", "64", "--block-size", "4", "--max-restarts", "5"),
@@ -58,17 +59,11 @@ class Case:
     @property
     def pid_changes(self) -> bool:
         """Whether the process has to be replaced."""
-        if self.fault in ("kill", "stop", "term"):
-            return self.process != "frontend"
-        return (
-            self.fault in ("exit", "version")
-            and self.process == "executor"
-            or (self.fault, self.process)
-            == (
-                "exit",
-                "core",
-            )
-        )
+        ends_process = {
+            "executor": ("kill", "stop", "term", "exit", "version"),
+            "core": ("kill", "stop", "term", "exit"),
+        }
+        return self.fault in ends_process.get(self.process, ())
 
     @property
     def ends(self) -> int | None:
@@ -123,8 +118,6 @@ class Watch:
         self._thread.start()
 
     def _run(self) -> None:
-        import httpx
-
         with httpx.Client(base_url=self._url, trust_env=False, timeout=10.0) as http:
             while not self._done.wait(0.02):
                 try:
@@ -300,6 +293,7 @@ class Run:
             until("it is replaced", lambda: rig.pids()[place] not in (0, before[place]), 20.0)
         until("it is ready again", lambda: rig.health() == (200, "ready"), 20.0)
         until("the trouble is over", lambda: watch.detected is None or watch.recovered is not None)
+        watch.stop()
         self._at_rest(rig, before)
 
     def _at_rest(self, rig: Rig, before: tuple[int, int, int]) -> None:
@@ -363,6 +357,7 @@ class Run:
         traffic = Traffic(rig, client)
         start_mixed(traffic, 20)
         self.faults += traffic.wait()
+        watch.stop()
         self._at_rest(rig, before)
 
     def _check(self, holds: bool, what: str) -> None:
@@ -387,7 +382,7 @@ def start_mixed(traffic: Traffic, count: int) -> None:
 def start_prefill(traffic: Traffic) -> None:
     """Prompts that take many steps."""
     for number, (kind, n) in enumerate((("stream", 1), ("whole", 1), ("python", 1), ("stream", 2))):
-        traffic.start(Request(kind, [number * 7 + i % 100 for i in range(600)], 10, n))
+        traffic.start(Request(kind, [number * 7 + i % 100 for i in range(900)], 10, n))
 
 
 class _Seen(Struct):

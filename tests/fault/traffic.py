@@ -31,7 +31,7 @@ class Got:
     logprobs: int = 0
 
 
-@dataclass
+@dataclass(eq=False)
 class Request:
     """One request and all that came of it.
 
@@ -122,6 +122,13 @@ class Traffic:
         for thread in self._threads:
             thread.join(1.0)
         return [fault for request in self.requests for fault in request.faults(self._expected)]
+
+    def take_ended(self) -> list[str]:
+        """Forget the requests that have ended; what was not as it must be."""
+        ended = [request for request in self.requests if request.ended.is_set()]
+        self.requests = [request for request in self.requests if request not in ended]
+        self._threads = [thread for thread in self._threads if thread.is_alive()]
+        return [fault for request in ended for fault in request.faults(self._expected)]
 
     def under_way(self) -> int:
         """Requests without an end."""

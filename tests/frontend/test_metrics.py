@@ -7,6 +7,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from engine_core.wire.client import STEP_TIME_BOUNDS, STEP_TOKEN_BOUNDS, RequestTimes, Status
 from frontend.metrics import Metrics, RequestClock
+from frontend.recoveries import Recoveries
 
 
 def samples(metrics: Metrics) -> dict[tuple[str, ...], float]:
@@ -51,6 +52,19 @@ def test_the_engines_report() -> None:
     assert found["tercet_kv_cache_usage_perc",] == 0.25
     assert found["tercet_num_preemptions_total",] == 6
     assert found["tercet_engine_requests_finished_total", "stop"] == 5
+
+
+def test_replaced_processes() -> None:
+    counts = Recoveries()
+    counts.note(Status(0, "ready", executor_pid=7, executor_restarts=2, recovered=5, recovery_s=0.5))
+    counts.engine_replaced(3.0)
+    found = samples(Metrics("m", lambda: None, recoveries=lambda: counts))
+    assert found["tercet_executor_restarts_total",] == 2
+    assert found["tercet_engine_restarts_total",] == 1
+    assert found["tercet_requests_recovered_total",] == 5
+    assert found["tercet_recovery_seconds", "executor"] == 0.5
+    assert found["tercet_recovery_seconds", "engine"] == 3.0
+    assert ("tercet_engine_restarts_total",) not in samples(Metrics("m", lambda: None))
 
 
 def test_a_report_with_other_buckets_gives_an_empty_histogram() -> None:

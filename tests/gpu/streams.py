@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine_core.wire.executor import StepPlan, StepResult
+from engine_core.wire.executor import KvGroup, StepPlan, StepResult
 from engine_core.wire.sampling import SamplingParams
 from model_executor.batch import BatchInputs, on_device
 from model_executor.graph import DEFAULT_BUCKETS, GraphRunner
@@ -59,7 +59,7 @@ def _streams(model: Model, sizes: Sizes, *, graphs: bool, depth: int, chunk: int
     device, size = report.device, model.cache.block_size
     draw = random.Random(1)
     jobs = [_job(index, sizes, draw, dry=report.dry) for index in range(4 if report.dry else 24)]
-    limits = SlotLimits(len(jobs), sizes.max_len, size, model.cache.num_blocks, sizes.vocab, sizes.vocab, ())
+    limits = SlotLimits(len(jobs), sizes.max_len, size, model.cache.pools, sizes.vocab, sizes.vocab, ())
     runner = GraphedRunner(
         model.decoder,
         model.cache,
@@ -76,7 +76,9 @@ def _streams(model: Model, sizes: Sizes, *, graphs: bool, depth: int, chunk: int
     def receive() -> StepResult:
         return runner.collect(out.popleft())
 
-    driver = Driver(send, receive, num_blocks=model.cache.num_blocks, block_size=size, chunk=chunk, depth=depth)
+    driver = Driver(
+        send, receive, groups=[KvGroup(None, model.cache.num_blocks)], block_size=size, chunk=chunk, depth=depth
+    )
     driver.run(jobs)
     return [job.output for job in jobs]
 

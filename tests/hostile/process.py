@@ -65,14 +65,19 @@ class Served:
 
     def __enter__(self) -> Served:
         try:
-            until("an address", lambda: "listening on http://" in self.log(), 60.0)
+            until("an address", self._has_address, 60.0)
             self.url = self.log().split("listening on ")[1].split()[0]
             self.http = httpx.Client(base_url=self.url, timeout=20, trust_env=False)
             until("ready", lambda: self.http.get("/ready").status_code == 200, 60.0)
         except (AssertionError, httpx.TransportError):
+            sys.stderr.write(self.log())
             self._end()
             raise
         return self
+
+    def _has_address(self) -> bool:
+        assert self.process.poll() is None, "the server ended"
+        return "listening on http://" in self.log()
 
     def __exit__(self, kind: object, error: object, _: object) -> None:
         if error is not None:

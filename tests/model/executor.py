@@ -1,7 +1,8 @@
 """An executor in plain Python that notices every corruption: its KV memory holds (position, token) pairs.
 
-The next token of a sequence is a hash of all its tokens, as they are read back from KV memory through the block table.
-A wrong token, position, block, length or order therefore changes the stream or trips a check.
+The next token of a sequence is a hash of all its tokens. For each KV group, all that the group's layers would read must
+lie in its memory as the block table says: a wrong token, position, block, length or order trips a check. What is
+before the window is not looked at, and may hold anything.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from dataclasses import dataclass, field
 from zlib import crc32
 
 from engine_core.wire.codec import unpack_ids
-from engine_core.wire.executor import Row, SlotFill, StepPlan, StepResult
+from engine_core.wire.executor import KvGroup, Row, SlotFill, StepPlan, StepResult
 from engine_core.wire.sampling import SamplingParams
 
 POISON = -1
@@ -33,20 +34,77 @@ class Model:
 
     vocab: int
     eos: tuple[int, ...]
-    num_blocks: int
+    groups: tuple[KvGroup, ...]
     block_size: int
     max_num_seqs: int
     max_num_batched_tokens: int
     max_model_len: int
 
+    @property
+    def room(self) -> int:
+        """Tokens of the longest sequence: a pool bounds it, unless the pool holds a window and goes on for ever."""
+        bounds = [group.most_tokens(self.block_size) for group in self.groups]
+        return min([self.max_model_len, *(bound for bound in bounds if bound is not None)])
+
 
 @dataclass
 class _Slot:
+    """Tables hold for each group the block at each place, and None where none is held."""
+
     tokens: array[int]
     prompt_len: int
     params: SamplingParams
     seed: int
-    table: list[int] = field(default_factory=list)
+    tables: list[list[int | None]] = field(default_factory=list)
+
+
+def _first_seen(group: KvGroup, position: int) -> int:
+    return 0 if group.window is None else max(0, position - group.window + 1)
+
+
+def _tables(fill: SlotFill) -> list[list[int | None]]:
+    starts = fill.held_from or [0] * len(fill.blocks)
+    return [[None] * start + list(blocks) for start, blocks in zip(starts, fill.blocks, strict=True)]
+
+
+class _Memory:
+    """KV memory of one group."""
+
+    def __init__(self, group: KvGroup, block_size: int) -> None:
+        self.group = group
+        self._size = block_size
+        self._tokens = array("i", [POISON]) * (group.num_blocks * block_size)
+        self._positions = array("i", [POISON]) * (group.num_blocks * block_size)
+        self._poisoned: frozenset[int] = frozenset()
+
+    def poison(self, free: frozenset[int]) -> None:
+        """Destroy what newly freed blocks hold."""
+        for block in free - self._poisoned:
+            for cell in range(block * self._size, (block + 1) * self._size):
+                self._tokens[cell] = self._positions[cell] = POISON
+        self._poisoned = free
+
+    def cell(self, table: list[int | None], position: int) -> int:
+        """Where a position lies."""
+        block = table[position // self._size]
+        assert block is not None, "a place is used that is not held"
+        return block * self._size + position % self._size
+
+    def check(self, table: list[int | None], tokens: array[int], query: int, end: int) -> None:
+        """All that the query at position `query` sees of the positions before `end` is there."""
+        for position in range(_first_seen(self.group, query), end):
+            cell = self.cell(table, position)
+            assert self._positions[cell] == position, "the cache holds other positions"
+            assert self._tokens[cell] == tokens[position], "the cache holds other tokens"
+
+    def write(self, table: list[int | None], tokens: array[int], first: int, last: int) -> set[int]:
+        """Store positions first .. last - 1; the cells written."""
+        cells = set()
+        for position in range(first, last):
+            cell = self.cell(table, position)
+            self._tokens[cell], self._positions[cell] = tokens[position], position
+            cells.add(cell)
+        return cells
 
 
 class FakeExecutor:
@@ -55,19 +113,14 @@ class FakeExecutor:
     def __init__(self, model: Model, epoch: int) -> None:
         self.model = model
         self.epoch = epoch
-        size = model.num_blocks * model.block_size
-        self._kv_tokens = array("i", [POISON]) * size
-        self._kv_positions = array("i", [POISON]) * size
+        self._memories = [_Memory(group, model.block_size) for group in model.groups]
         self._slots: dict[int, _Slot] = {}
-        self._poisoned: frozenset[int] = frozenset()
         self._steps = 0
 
-    def poison(self, free: frozenset[int]) -> None:
+    def poison(self, free: list[frozenset[int]]) -> None:
         """Destroy what newly freed blocks hold; to be called whenever the scheduler may have freed or taken some."""
-        for block in free - self._poisoned:
-            for cell in self._cells(block):
-                self._kv_tokens[cell] = self._kv_positions[cell] = POISON
-        self._poisoned = free
+        for memory, blocks in zip(self._memories, free, strict=True):
+            memory.poison(blocks)
 
     def run(self, plan: StepPlan) -> StepResult:
         """Execute one plan."""
@@ -78,87 +131,92 @@ class FakeExecutor:
         for fill in plan.fills:
             self._fill(fill)
         for row in plan.rows:
-            self._slots[row.slot].table += row.blocks
             self._read(row)
-        written: set[int] = set()
-        for row in plan.rows:
-            written |= self._write(row, written)
+        self._write(plan.rows)
         sampled = [self._sample(row) for row in plan.rows if row.sample]
         return StepResult(plan.epoch, plan.step, sampled, None, 0, 1)
 
     def _fill(self, fill: SlotFill) -> None:
         assert 0 <= fill.slot < self.model.max_num_seqs
+        assert len(fill.blocks) == len(self.model.groups)
         tokens = unpack_ids(fill.token_ids)
-        self._slots[fill.slot] = _Slot(tokens, fill.prompt_len, fill.params, fill.seed, list(fill.blocks))
-
-    def _cells(self, block: int) -> range:
-        size = self.model.block_size
-        return range(block * size, (block + 1) * size)
-
-    def _gather(self, slot: _Slot, kv: array[int], end: int) -> array[int]:
-        size = self.model.block_size
-        found = array("i")
-        for block in slot.table[: -(-end // size)]:
-            found += kv[block * size : (block + 1) * size]
-        return found[:end]
+        self._slots[fill.slot] = _Slot(tokens, fill.prompt_len, fill.params, fill.seed, _tables(fill))
 
     def _read(self, row: Row) -> None:
-        slot = self._slots[row.slot]
+        slot, end = self._slots[row.slot], row.start + row.count
         assert row.count >= 1
-        assert row.start + row.count <= len(slot.table) * self.model.block_size, "the table is too short"
-        assert len(set(slot.table)) == len(slot.table), "a block stands twice in a table"
-        assert row.start + row.count <= len(slot.tokens), "a token is computed before it is known"
-        positions = self._gather(slot, self._kv_positions, row.start)
-        assert positions.tolist() == list(range(row.start)), "the cache holds other positions"
-        assert self._gather(slot, self._kv_tokens, row.start) == slot.tokens[: row.start], (
-            "the cache holds other tokens"
-        )
+        assert end <= len(slot.tokens), "a token is computed before it is known"
+        assert len(row.blocks) in (0, len(self._memories))
+        for table, blocks in zip(slot.tables, row.blocks, strict=False):
+            table += blocks
+        for memory, table in zip(self._memories, slot.tables, strict=True):
+            assert end <= len(table) * self.model.block_size, "the table is too short"
+            seen = table[_first_seen(memory.group, row.start) // self.model.block_size :]
+            assert len(set(seen)) == len(seen), "a block stands twice in what a row reads"
+            memory.check(table, slot.tokens, row.start, row.start)
 
-    def _write(self, row: Row, taken: set[int]) -> set[int]:
-        slot, size = self._slots[row.slot], self.model.block_size
-        cells: set[int] = set()
-        for position in range(row.start, row.start + row.count):
-            cell = slot.table[position // size] * size + position % size
-            assert cell not in taken, "two rows write one place"
-            self._kv_tokens[cell] = slot.tokens[position]
-            self._kv_positions[cell] = position
-            cells.add(cell)
-        return cells
+    def _write(self, rows: list[Row]) -> None:
+        for index, memory in enumerate(self._memories):
+            written: set[int] = set()
+            for row in rows:
+                slot = self._slots[row.slot]
+                cells = memory.write(slot.tables[index], slot.tokens, row.start, row.start + row.count)
+                assert not cells & written, "two rows write one place"
+                written |= cells
 
     def _sample(self, row: Row) -> int:
         slot, end = self._slots[row.slot], row.start + row.count
         assert end == len(slot.tokens), "a row samples in the middle of its tokens"
-        context = self._gather(slot, self._kv_tokens, end)
-        token = next_token(context, slot.prompt_len, slot.params, slot.seed, self.model)
+        for memory, table in zip(self._memories, slot.tables, strict=True):
+            memory.check(table, slot.tokens, row.start, end)
+        token = next_token(slot.tokens, slot.prompt_len, slot.params, slot.seed, self.model)
         slot.tokens.append(token)
         return token
 
 
-class FenceWatch:
-    """Sees plans as they leave, and that none reuses what a plan still out may touch."""
+# A block in use: its group and id, the slot's filling, and its place in that one's table.
+_Use = tuple[int, int | None, int, int]
 
-    def __init__(self, block_size: int) -> None:
-        self._block_size = block_size
-        self._tables: dict[int, list[int]] = {}
-        self._out: list[list[tuple[int, list[int]]]] = []
+
+class FenceWatch:
+    """Sees plans as they leave, and that none writes what a plan still out may read or write."""
+
+    def __init__(self, model: Model) -> None:
+        self._model = model
+        self._fillings = 0
+        self._slots: dict[int, tuple[int, list[list[int | None]]]] = {}
+        self._out: list[tuple[set[int], dict[tuple[int, int | None], set[_Use]]]] = []
 
     def leaves(self, plan: StepPlan) -> None:
         """A plan is sent."""
-        busy = {slot for held in self._out for slot, _ in held}
         for fill in plan.fills:
-            assert fill.slot not in busy, f"slot {fill.slot} is filled while a plan that uses it is out"
-            self._tables[fill.slot] = list(fill.blocks)
-        held = [(row.slot, self._tables[row.slot]) for row in plan.rows]
+            assert not any(fill.slot in slots for slots, _ in self._out), (
+                f"slot {fill.slot} is filled while a plan that uses it is out"
+            )
+            self._fillings += 1
+            self._slots[fill.slot] = (self._fillings, _tables(fill))
+        touched: dict[tuple[int, int | None], set[_Use]] = {}
         for row in plan.rows:
-            table = self._tables[row.slot]
-            table += row.blocks
-            written = table[row.start // self._block_size : (row.start + row.count - 1) // self._block_size + 1]
-            for others in self._out:
-                for _, other in others:
-                    # Tables are compared by identity: one sequence may go on writing its own blocks.
-                    assert other is table or not set(written) & set(other), "a block that a plan still reads is written"
-        self._out.append(held)
+            for table, blocks in zip(self._slots[row.slot][1], row.blocks, strict=False):
+                table += blocks
+            for use in self._uses(row, row.start):
+                # One sequence may go on writing the block that it has begun.
+                for _, others in self._out:
+                    assert others.get(use[:2], set()) <= {use}, "a block that a plan still touches is written"
+            for use in self._uses(row, None):
+                touched.setdefault(use[:2], set()).add(use)
+        self._out.append(({row.slot for row in plan.rows}, touched))
 
     def returns(self) -> None:
         """The oldest plan is back."""
         self._out.pop(0)
+
+    def _uses(self, row: Row, first: int | None) -> set[_Use]:
+        """What the row touches from position `first` on; None: from the first it reads."""
+        size, (filling, tables) = self._model.block_size, self._slots[row.slot]
+        uses = set()
+        for index, (group, table) in enumerate(zip(self._model.groups, tables, strict=True)):
+            begin = _first_seen(group, row.start) if first is None else first
+            for place in range(begin // size, (row.start + row.count - 1) // size + 1):
+                uses.add((index, table[place], filling, place))
+        return uses

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections import deque
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, Protocol
 
 import pytest
 
@@ -41,6 +41,18 @@ class Mode:
     eager: bool = False
 
 
+class Device(Protocol):
+    """What runs plans."""
+
+    def poison(self, free: list[frozenset[int]]) -> None:
+        """Destroy what free blocks of each KV group hold."""
+        ...
+
+    def run(self, plan: StepPlan) -> StepResult:
+        """Execute one plan."""
+        ...
+
+
 @dataclass
 class Received:
     """What a client got for one request."""
@@ -62,7 +74,7 @@ def make_scheduler(model: Model, mode: Mode, seed: int = 0) -> Scheduler:
     limits = Limits(
         max_model_len=model.max_model_len,
         vocab_size=model.vocab,
-        num_kv_blocks=model.num_blocks,
+        kv_groups=model.groups,
         block_size=model.block_size,
         max_num_seqs=model.max_num_seqs,
         max_num_batched_tokens=model.max_num_batched_tokens,
@@ -100,10 +112,14 @@ class Harness:
         self._new_executor(1)
 
     def _new_executor(self, epoch: int) -> None:
-        self._executor = FakeExecutor(self.model, epoch)
-        self._watch = FenceWatch(self.model.block_size)
+        self._executor = self.make_device(epoch)
+        self._watch = FenceWatch(self.model)
         self._plans: deque[StepPlan] = deque()
         self._results: deque[StepResult] = deque()
+
+    def make_device(self, epoch: int) -> Device:
+        """What runs the plans of an epoch."""
+        return FakeExecutor(self.model, epoch)
 
     def run(self, trace: Trace) -> None:
         """Play all ticks, then go on until nothing is left."""
@@ -215,7 +231,8 @@ class Harness:
         """All that holds at any moment."""
         assert self.scheduler.check() == []
         ledger = self.scheduler.ledger()
-        assert ledger.free + ledger.cached + ledger.owned == ledger.total == self.model.num_blocks
+        assert ledger.free + ledger.cached + ledger.owned == ledger.total
+        assert ledger.total == sum(group.num_blocks for group in self.model.groups)
         assert self.mode.prefix_caching or ledger.cached == 0
 
 

@@ -11,6 +11,7 @@ from engine_core.errors import Livelock
 from engine_core.policy import AGEING_S, AGEING_SHARE, BYPASS_S, BYPASS_WINDOW, MAX_BYPASS
 from engine_core.scheduler import PATIENCE_STEPS, Scheduler
 from engine_core.sequence import MAX_PREEMPTIONS
+from engine_core.wire.executor import KvGroup
 from tests.model.executor import Model
 from tests.model.harness import Harness, Mode, make_scheduler, verify
 from tests.model.reference import one_by_one
@@ -24,7 +25,7 @@ def device(*, blocks: int = 64, block_size: int = 4, rows: int = 4, budget: int 
     return Model(
         vocab=24,
         eos=(0,),
-        num_blocks=blocks,
+        groups=(KvGroup(None, blocks),),
         block_size=block_size,
         max_num_seqs=rows,
         max_num_batched_tokens=budget,
@@ -284,7 +285,7 @@ def test_a_wedged_scheduler_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     scheduler = make_scheduler(device(), Mode())
     request = plain_request(0, 4, 4, device())
     assert scheduler.add(request.key, request.submit, 0.0) is None
-    monkeypatch.setattr("engine_core.kv_manager.KVManager.admit", lambda *_: (1, 0))
+    monkeypatch.setattr("engine_core.kv_manager.KVManager.admit", lambda *_: ((1,), 0))
     idle(scheduler, PATIENCE_STEPS)
     with pytest.raises(Livelock, match="0 running, 1 waiting"):
         idle(scheduler, 10 * PATIENCE_STEPS)

@@ -11,10 +11,11 @@ import pytest
 
 from engine_core.policy import Batching, Policy
 from tests.model.harness import Force, Harness, Mode, verify
-from tests.model.trace import random_trace
+from tests.model.trace import Groups, random_trace
 
 BATCHINGS: Final[tuple[Batching, ...]] = ("continuous", "static")
 POLICIES: Final[tuple[Policy, ...]] = ("fcfs", "priority")
+SLIDING: Final[tuple[Groups, ...]] = ("window", "full and window", "two windows")
 FORCES: Final[tuple[Force, ...]] = ("never", "random", "each token")
 MODES = [
     Mode(overlap, caching, chunk, batching, policy, force)
@@ -25,9 +26,9 @@ MODES = [
 ]
 
 
-def run(seed: int, mode: Mode, requests: int = 12) -> Harness:
+def run(seed: int, mode: Mode, requests: int = 12, kind: Groups = "full") -> Harness:
     """One trace in one mode."""
-    trace = random_trace(seed, requests=requests)
+    trace = random_trace(seed, requests=requests, kind=kind)
     harness = Harness(trace.model, mode, seed)
     harness.run(trace)
     verify(trace, harness)
@@ -48,6 +49,20 @@ def test_random_traces_in_random_modes(batch: int) -> None:
         run(seed, replace(mode, eager=rng.random() < 0.5))
 
 
+@pytest.mark.parametrize("kind", SLIDING)
+def test_all_modes_agree_with_windows(kind: Groups) -> None:
+    for index, mode in enumerate(MODES):
+        run(50 + index, replace(mode, eager=index % 2 == 0), kind=kind)
+
+
+@pytest.mark.parametrize("kind", SLIDING)
+@pytest.mark.parametrize("batch", range(3))
+def test_random_traces_with_windows(batch: int, kind: Groups) -> None:
+    rng = random.Random(500 + batch)
+    for seed in range(2000 + 40 * batch, 2000 + 40 * (batch + 1)):
+        run(seed, replace(rng.choice(MODES), eager=rng.random() < 0.5), kind=kind)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(100, 140))
 def test_all_modes_agree_on_longer_traces(seed: int) -> None:
@@ -60,4 +75,5 @@ def test_all_modes_agree_on_longer_traces(seed: int) -> None:
 def test_thousands_of_random_traces(batch: int) -> None:
     rng = random.Random(1_000 + batch)
     for seed in range(100_000 + 100 * batch, 100_000 + 100 * (batch + 1)):
-        run(seed, replace(rng.choice(MODES), eager=rng.random() < 0.5), requests=rng.choice([3, 12, 30]))
+        kind = rng.choice(("full", *SLIDING))
+        run(seed, replace(rng.choice(MODES), eager=rng.random() < 0.5), requests=rng.choice([3, 12, 30]), kind=kind)

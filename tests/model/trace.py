@@ -5,12 +5,16 @@ from __future__ import annotations
 import random
 from array import array
 from dataclasses import dataclass, field
+from typing import Literal
 
 from engine_core.scheduler import RequestKey
 from engine_core.wire.client import FinishReason, Submit
 from engine_core.wire.codec import pack_ids
+from engine_core.wire.executor import KvGroup
 from engine_core.wire.sampling import SamplingParams
 from tests.model.executor import Model, next_token
+
+Groups = Literal["full", "window", "full and window", "two windows"]
 
 CLIENTS = (b"client a", b"client b")
 
@@ -51,7 +55,7 @@ class Trace:
 def alone(prompt: list[int], params: SamplingParams, seed: int, model: Model) -> tuple[list[int], FinishReason]:
     """The output of a request with nobody else about: one token after the other, by the rules of the wire."""
     tokens = array("i", prompt)
-    room = min(model.max_model_len, model.num_blocks * model.block_size) - len(prompt)
+    room = model.room - len(prompt)
     most = room if params.max_tokens is None else min(room, params.max_tokens)
     stops = set(params.stop_token_ids) | (set() if params.ignore_eos else set(model.eos))
     while True:
@@ -96,7 +100,7 @@ def _prompt(rng: random.Random, trunks: list[list[int]], model: Model, longest: 
 
 
 def _request(rng: random.Random, number: int, trunks: list[list[int]], model: Model) -> Request:
-    longest = min(model.max_model_len, model.num_blocks * model.block_size) - 1
+    longest = model.room - 1
     prompt = _prompt(rng, trunks, model, longest)
     params = _params(rng, model)
     assert params.seed is not None
@@ -113,14 +117,29 @@ def _request(rng: random.Random, number: int, trunks: list[list[int]], model: Mo
     return Request((rng.choice(CLIENTS), submit.request_id), submit, expected[made:], finish)
 
 
-def random_model(rng: random.Random) -> Model:
+def random_groups(rng: random.Random, block_size: int, kind: Groups) -> tuple[KvGroup, ...]:
+    """Tiny pools: some hold one sequence, some all."""
+    full = KvGroup(None, -(-rng.choice([24, 64, 160]) // block_size))
+    first, second = rng.sample([1, 2, 3, 5, 8, 13, 30], 2)
+    windows = {"full": [], "window": [first], "full and window": [first], "two windows": [first, second]}[kind]
+    sliding = []
+    for window in windows:
+        steady = KvGroup(window, 0).steady_blocks(block_size)
+        assert steady is not None
+        # The last is smaller than what its window needs: it bounds the length instead.
+        sliding.append(KvGroup(window, rng.choice([steady, steady + 1, 2 * steady, 6 * steady, -(-24 // block_size)])))
+    return tuple(([full] if kind.startswith("full") else []) + sliding)
+
+
+def random_model(rng: random.Random, kind: Groups = "full") -> Model:
     """A tiny device."""
     block_size = rng.choice([1, 2, 3, 4, 8])
     max_model_len = rng.randint(24, 64)
+    groups = random_groups(rng, block_size, kind)
     return Model(
         vocab=24,
         eos=(0, 7),
-        num_blocks=rng.choice([-(-24 // block_size), -(-64 // block_size), -(-160 // block_size)]),
+        groups=groups,
         block_size=block_size,
         max_num_seqs=rng.choice([1, 2, 3, 5, 8]),
         max_num_batched_tokens=rng.choice([1, 3, 8, 20, 64]),
@@ -128,10 +147,10 @@ def random_model(rng: random.Random) -> Model:
     )
 
 
-def random_trace(seed: int, *, requests: int = 12) -> Trace:
+def random_trace(seed: int, *, requests: int = 12, kind: Groups = "full") -> Trace:
     """A trace from a seed: arrivals in bursts, shared beginnings, aborts at any time, now and then a new executor."""
     rng = random.Random(seed)
-    model = random_model(rng)
+    model = random_model(rng, kind)
     trunks = [[rng.randrange(model.vocab) for _ in range(rng.randint(4, 40))] for _ in range(rng.randint(1, 3))]
     ticks: list[Tick] = []
     keys: list[RequestKey] = []

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from engine_core.wire.client import TokenLogprobs
 from engine_core.wire.codec import pack_ids
-from engine_core.wire.executor import Row, SlotFill, StepPlan, StepResult
+from engine_core.wire.executor import KvGroup, Row, SlotFill, StepPlan, StepResult
 from engine_core.wire.sampling import SamplingParams
 
 GREEDY = SamplingParams(temperature=0.0)
@@ -36,7 +36,9 @@ class Job:
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     computed: int = 0
     planned: int = 0
-    blocks: int = 0
+    last_step: int = 0
+    tables: list[list[int]] = field(default_factory=list)
+    freed: list[int] = field(default_factory=list)
 
     @property
     def done(self) -> bool:
@@ -45,12 +47,14 @@ class Job:
 
 
 class Driver:
-    """Runs jobs, one slot each, with blocks handed out in random order and never returned.
+    """Runs jobs, one slot each, with blocks handed out in random order. Only those that a window has left behind come
+    back, once no step that is out reads them.
 
     Args:
         send: takes a plan.
         receive: gives the next result.
-        num_blocks, block_size: of the pool.
+        groups: the pools.
+        block_size: tokens a block.
         chunk: most tokens of a prompt in a step.
         depth: plans that are out at once.
         epoch: of the plans.
@@ -62,7 +66,7 @@ class Driver:
         send: Callable[[StepPlan], None],
         receive: Callable[[], StepResult],
         *,
-        num_blocks: int,
+        groups: Sequence[KvGroup],
         block_size: int,
         chunk: int = 10**6,
         depth: int = 1,
@@ -75,17 +79,20 @@ class Driver:
         self._chunk = chunk
         self._depth = depth
         self._epoch = epoch
-        self._num_blocks = num_blocks
+        self._groups = groups
         self._random = random.Random(seed)
-        self._pool: list[int] = []
+        self._pools: list[list[int]] = []
+        self._left: list[tuple[int, int, list[int]]] = []
         self.reset_pool()
         self._step = 0
         self._steps = 0
 
     def reset_pool(self) -> None:
         """Take all blocks back, for jobs that are done."""
-        self._pool = list(range(self._num_blocks))
-        self._random.shuffle(self._pool)
+        self._pools = [list(range(group.num_blocks)) for group in self._groups]
+        self._left = []
+        for pool in self._pools:
+            self._random.shuffle(pool)
 
     def run(self, jobs: Sequence[Job]) -> None:
         """Run all jobs to their ends; their outputs are filled in."""
@@ -114,22 +121,47 @@ class Driver:
             if job.computed == 0:
                 fills.append(SlotFill(slot, pack_ids(job.prompt), len(job.prompt), job.params, job.seed, blocks))
                 blocks = []
-            rows.append(Row(slot, job.computed, count, blocks, count == left))
+            rows.append(Row(slot, job.computed, count, blocks if any(blocks) else [], count == left))
             job.computed += count
+            job.last_step = self._step
             if count == left:
                 job.planned += 1
                 sampling.append(job)
         self._send(StepPlan(self._epoch, self._step, fills, rows))
         return sampling
 
-    def _blocks(self, job: Job, tokens: int) -> list[int]:
-        more = -(-tokens // self._block_size) - job.blocks
-        job.blocks += max(more, 0)
-        return [self._pool.pop() for _ in range(more)]
+    def _blocks(self, job: Job, tokens: int) -> list[list[int]]:
+        if not job.tables:
+            job.tables, job.freed = [[] for _ in self._groups], [0] * len(self._groups)
+        taken = []
+        for index, table in enumerate(job.tables):
+            self._leave_behind(job, index)
+            more = -(-tokens // self._block_size) - len(table)
+            taken.append([self._pools[index].pop() for _ in range(more)])
+            table += taken[-1]
+        return taken
+
+    def _leave_behind(self, job: Job, index: int) -> None:
+        """Blocks before the window of all that is still computed come back after the last step that is out."""
+        window = self._groups[index].window
+        if window is None:
+            return
+        live = max(0, job.computed - window + 1) // self._block_size
+        self._left.append((job.last_step, index, job.tables[index][job.freed[index] : live]))
+        job.freed[index] = max(live, job.freed[index])
+
+    def _return_blocks(self) -> None:
+        for step, index, blocks in self._left:
+            if step <= self._steps:
+                pool = self._pools[index]
+                for block in blocks:
+                    pool.insert(self._random.randrange(len(pool) + 1), block)
+        self._left = [entry for entry in self._left if entry[0] > self._steps]
 
     def _take(self, sampling: list[Job]) -> None:
         result = self._receive()
         self._steps += 1
+        self._return_blocks()
         assert (result.epoch, result.step) == (self._epoch, self._steps)
         assert len(result.token_ids) == len(sampling)
         assert result.started_ns <= result.ended_ns

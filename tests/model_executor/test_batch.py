@@ -117,3 +117,22 @@ def test_what_kernels_derive_is_made_once_a_step() -> None:
     first, second = (to_inputs(index, torch.zeros(1, dtype=torch.int64)) for _ in range(2))
     assert [batch.once("key", make) for batch in (first, first, second)] == [1, 1, 2]
     assert first.once("other", make) == 3
+
+
+def test_groups_differ_in_tables_alone() -> None:
+    rows = make_rows((2, 0, 3, True), (0, 5, 1, True))
+    first, second = make_table(3, 3), make_table(3, 3) + 50
+    index = build_index(rows, first, BLOCK, second)
+    plain, other = build_index(rows, first, BLOCK), build_index(rows, second, BLOCK)
+    assert index.slot_mapping.tolist() == plain.slot_mapping.tolist()
+    assert plain.others == ()
+    (group,) = index.others
+    assert group.slot_mapping.tolist() == other.slot_mapping.tolist()
+    assert group.block_tables.tolist() == other.block_tables.tolist()
+    batch = to_inputs(index, torch.tensor([5, 6, 7, 8]))
+    assert batch.of_group(0) is batch
+    seen = batch.of_group(1)
+    assert seen.slot_mapping.tolist() == other.slot_mapping.tolist()
+    assert seen.block_tables.tolist() == other.block_tables.tolist()
+    assert seen.positions is batch.positions
+    assert [batch.once("key", lambda: 1), seen.once("key", lambda: 2)] == [1, 2], "what is derived depends on tables"

@@ -133,6 +133,21 @@ def test_padding_writes_the_scratch_block_only() -> None:
     assert [(group.first, group.last) for group in batch.decode_groups][-1] == (3, 8)
 
 
+def test_each_group_is_padded_with_its_own_scratch_block() -> None:
+    case = build(Shape(rows=((40, 1), (7, 1), (90, 1))), CPU, seed=1)
+    more = case.batch.with_groups([(case.batch.slot_mapping + 1, case.batch.block_tables + 2)])
+    static = StaticBatch(GraphShape((8,), 9, 16, 77, other_scratch_blocks=(5,)), CPU)
+    static.fill(more)
+    for batch in (static.for_host(more, 8), static.for_capture(8)):
+        seen = batch.of_group(1)
+        assert torch.equal(seen.slot_mapping[:3], case.batch.slot_mapping + 1)
+        assert torch.equal(seen.block_tables[:3, : case.batch.block_tables.shape[1]], case.batch.block_tables + 2)
+        assert (seen.slot_mapping[3:] == 5 * 16).all()
+        assert (seen.block_tables[3:] == 5).all()
+        assert (batch.slot_mapping[3:] == 77 * 16).all()
+        assert (batch.block_tables[3:] == 77).all()
+
+
 def test_a_kernel_that_reads_lengths_on_the_host_is_found_out() -> None:
     case = build(Shape(rows=((40, 1), (7, 1))), CPU, seed=1)
     static = StaticBatch(GraphShape((2,), max_blocks=9, block_size=16, scratch_block=0), CPU)

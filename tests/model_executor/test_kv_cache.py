@@ -6,7 +6,7 @@ import pytest
 import torch
 from msgspec import structs
 
-from model_executor.kv_cache import KVCache, LayerShape
+from model_executor.kv_cache import KVCache, LayerShape, group_layers
 from model_executor.models.spec import AttentionSpec, LatentSpec, NormSpec
 
 CPU = torch.device("cpu")
@@ -58,3 +58,16 @@ def test_memory_is_not_touched_before_it_is_written() -> None:
     cache = KVCache.allocate([LayerShape(8, 128)], 2**15, 16, torch.float32, CPU)
     assert cache.nbytes > 2**32
     assert resident() - before < 2**26
+
+
+def test_layers_that_need_tokens_equally_long_share_a_group() -> None:
+    assert group_layers([8, None, 8, 4, None], 100) == ((None, 4, 8), (2, 0, 2, 1, 0))
+    assert group_layers([8, 8], 100) == ((8,), (0, 0))
+    assert group_layers([None, 100, 99], 100) == ((None, 99), (0, 0, 1)), "no sequence outgrows a window of 100"
+
+
+def test_each_group_has_its_own_pool() -> None:
+    cache = KVCache.allocate_groups([LayerShape(2, 8)] * 3, (9, 4), (0, 1, 0), 4, torch.float32, CPU)
+    assert [layer.key.shape[0] for layer in cache.layers] == [10, 5, 10]
+    assert (cache.pools, cache.group_of, cache.num_blocks, cache.scratch_block) == ((9, 4), (0, 1, 0), 9, 9)
+    assert cache.nbytes == (10 + 5 + 10) * 4 * 2 * 8 * 2 * 4

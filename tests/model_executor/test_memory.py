@@ -3,19 +3,26 @@ from __future__ import annotations
 import pytest
 
 from engine_core.wire.config import CacheOptions
+from engine_core.wire.executor import KvGroup
 from model_executor.errors import MemoryTooSmall
-from model_executor.memory import DEFAULT_CPU_BYTES, PoolNeeds, size_pool
+from model_executor.memory import DEFAULT_CPU_BYTES, GroupNeeds, PoolNeeds, size_pools, split_bytes
 
-NEEDS = PoolNeeds(block_bytes=1000, block_size=16, max_model_len=100, max_num_seqs=4)
+
+def one_pool(block_bytes: int, max_model_len: int) -> PoolNeeds:
+    return PoolNeeds((GroupNeeds(None, block_bytes),), 16, max_model_len, 4, 64)
+
+
+NEEDS = one_pool(1000, 100)
 
 
 def size(options: CacheOptions, free: int = 10**9, needs: PoolNeeds = NEEDS, device: str = "cpu") -> int:
-    return size_pool(options, needs, device, lambda: free)
+    (group,) = size_pools(options, needs, device, lambda: free)
+    return group.num_blocks
 
 
 def test_needs() -> None:
-    assert NEEDS.sequence_blocks == 7
-    assert NEEDS.most_blocks == 28
+    assert NEEDS.sequence_blocks(NEEDS.groups[0]) == 7
+    assert NEEDS.most_blocks(NEEDS.groups[0]) == 28
 
 
 def test_blocks_decide_over_bytes() -> None:
@@ -37,9 +44,9 @@ def test_default_is_no_more_than_can_be_used() -> None:
 
 def test_default_on_cpu_stays_small_unless_one_sequence_needs_more() -> None:
     block = DEFAULT_CPU_BYTES // 8
-    assert size(CacheOptions(), needs=PoolNeeds(block, 16, 96, 4), free=100 * block) == 7
-    assert size(CacheOptions(), needs=PoolNeeds(block, 16, 320, 4), free=100 * block) == 20
-    assert size(CacheOptions(), needs=PoolNeeds(block, 16, 320, 4), free=100 * block, device="cuda") == 80
+    assert size(CacheOptions(), needs=one_pool(block, 96), free=100 * block) == 7
+    assert size(CacheOptions(), needs=one_pool(block, 320), free=100 * block) == 20
+    assert size(CacheOptions(), needs=one_pool(block, 320), free=100 * block, device="cuda") == 80
 
 
 def test_one_sequence_must_fit_and_the_error_tells_what_would() -> None:
@@ -50,7 +57,7 @@ def test_one_sequence_must_fit_and_the_error_tells_what_would() -> None:
     for part in ("max_model_len: 100", "num_kv_blocks 6", "--max-model-len 96", "--num-kv-blocks 7"):
         assert part in text
     assert size(CacheOptions(num_kv_blocks=7)) == 7
-    assert size(CacheOptions(num_kv_blocks=6), needs=PoolNeeds(1000, 16, 96, 4)) == 6
+    assert size(CacheOptions(num_kv_blocks=6), needs=one_pool(1000, 96)) == 6
 
 
 def test_the_bytes_that_the_error_names_are_enough() -> None:
@@ -73,3 +80,65 @@ def test_more_than_is_free_is_refused_with_what_fits() -> None:
         size(CacheOptions(kv_cache_memory_bytes=60_000), free=30_500)
     assert (caught.value.field, caught.value.limit) == ("kv_cache_memory_bytes", 30_500)
     assert size(CacheOptions(kv_cache_memory_bytes=30_500), free=30_500) == 29
+
+
+MIXED = PoolNeeds((GroupNeeds(None, 100), GroupNeeds(64, 500)), 16, 1600, 8, 64)
+
+
+def test_needs_of_a_window() -> None:
+    full, window = MIXED.groups
+    assert (MIXED.sequence_blocks(full), MIXED.most_blocks(full)) == (100, 800)
+    # Five blocks hold 65 tokens wherever they begin; two plans of 64 tokens take eight.
+    assert KvGroup(64, 0).steady_blocks(16) == 5
+    assert (MIXED.sequence_blocks(window), MIXED.most_blocks(window)) == (5, 8 * 5 + 8)
+    assert MIXED.enough_blocks == 100
+    assert MIXED.enough_bytes == 101 * 100 + 49 * 500
+
+
+def test_a_window_gets_what_it_can_use_and_the_rest_is_for_whole_sequences() -> None:
+    assert split_bytes(600 * 40 + 600, MIXED) == [120, 24], "half of the bytes at most"
+    assert split_bytes(600 * 100 + 600, MIXED) == [360, 48], "more it cannot use"
+    assert split_bytes(600 * 20 + 600, MIXED) == [95, 5], "and one sequence at least"
+    assert split_bytes(100 * 2000 + 500 * 48 + 600, MIXED) == [2000, 48]
+
+
+def test_what_whole_sequences_cannot_use_goes_to_the_window() -> None:
+    needs = PoolNeeds((GroupNeeds(None, 100), GroupNeeds(64, 500)), 16, 160, 8, 64)
+    assert needs.most_blocks(needs.groups[0]) == 80
+    assert split_bytes(100 * 80 + 500 * 30 + 600, needs) == [80, 30]
+
+
+def test_no_budget_leaves_whole_sequences_less_than_without_windows() -> None:
+    for budget in range(15_000, 200_000, 1111):
+        full, window = split_bytes(budget, MIXED)
+        assert full >= (budget - 600) // 600
+        assert (full + 1) * 100 + (window + 1) * 500 <= budget
+
+
+def test_windows_alone_share_evenly_up_to_their_needs() -> None:
+    needs = PoolNeeds((GroupNeeds(16, 100), GroupNeeds(64, 100)), 16, 1600, 8, 64)
+    assert [needs.most_blocks(group) for group in needs.groups] == [24, 48]
+    assert split_bytes(200 * 20 + 200, needs) == [20, 20]
+    assert split_bytes(200 * 30 + 200, needs) == [24, 36]
+
+
+def test_pools_of_a_mixed_model() -> None:
+    def sized(options: CacheOptions, free: int = 10**9) -> list[KvGroup]:
+        return size_pools(options, MIXED, "cpu", lambda: free)
+
+    assert sized(CacheOptions(num_kv_blocks=200)) == [KvGroup(None, 200), KvGroup(64, 48)]
+    assert sized(CacheOptions()) == [KvGroup(None, 800), KvGroup(64, 48)]
+    assert sized(CacheOptions(kv_cache_memory_bytes=60_600)) == [KvGroup(None, 360), KvGroup(64, 48)]
+    with pytest.raises(MemoryTooSmall, match=r"--num-kv-blocks 100, or --kv-cache-memory-bytes 34600"):
+        sized(CacheOptions(num_kv_blocks=90))
+    with pytest.raises(MemoryTooSmall, match="5 KV blocks of 16 tokens of the layers with a window of 64"):
+        size_pools(
+            CacheOptions(num_kv_blocks=4), PoolNeeds((GroupNeeds(64, 500),), 16, 1600, 8, 64), "cpu", lambda: 10**9
+        )
+
+
+def test_more_blocks_than_are_free_are_refused_for_all_pools() -> None:
+    with pytest.raises(MemoryTooSmall) as caught:
+        size_pools(CacheOptions(num_kv_blocks=300), MIXED, "cpu", lambda: 40_000)
+    limit = caught.value.limit
+    assert size_pools(CacheOptions(num_kv_blocks=limit), MIXED, "cpu", lambda: 40_000)[0].num_blocks == limit

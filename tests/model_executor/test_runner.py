@@ -20,7 +20,7 @@ from engine_core.wire.config import (
     SchedulerOptions,
     TextFacts,
 )
-from engine_core.wire.executor import Row, SlotFill, StepPlan, StepResult
+from engine_core.wire.executor import KvGroup, Row, SlotFill, StepPlan, StepResult
 from engine_core.wire.sampling import SamplingParams
 from model_executor.errors import PlanInvalid
 from model_executor.models.reader import read_spec
@@ -35,7 +35,11 @@ SOFT = SamplingParams(temperature=0.8, top_p=0.95, logprobs=3)
 
 
 def bring_up_quietly(
-    folder: Path, *, dtype: Literal["auto", "bfloat16", "float16"] = "auto", known: int = VOCAB
+    folder: Path,
+    *,
+    dtype: Literal["auto", "bfloat16", "float16"] = "auto",
+    known: int = VOCAB,
+    buckets: tuple[int, ...] = (),
 ) -> Executor:
     """An executor of a folder, without a process.
 
@@ -43,21 +47,28 @@ def bring_up_quietly(
         folder: of the model.
         dtype: to compute in.
         known: ids the tokenizer knows.
+        buckets: of --cuda-graph-sizes.
     """
     config = EngineConfig(
         model=ModelOptions(model=str(folder), max_model_len=200, dtype=dtype),
         cache=CacheOptions(block_size=BLOCK_SIZE, num_kv_blocks=BLOCKS),
         scheduler=SchedulerOptions(max_num_seqs=16, max_num_batched_tokens=256),
-        executor=ExecutorOptions(device="cpu", cpu_threads=torch.get_num_threads()),
+        executor=ExecutorOptions(device="cpu", cpu_threads=torch.get_num_threads(), cuda_graph_sizes=buckets),
         text=TextFacts(vocab_size=known),
     )
     clock = PhaseClock(time.monotonic(), lambda *_: None)
     return bring_up(config, read_spec(folder, config.model), 1, clock, lambda *_: None)
 
 
+def runner_of(executor: Executor) -> Runner:
+    """Its runner, which no profiler watches."""
+    assert isinstance(executor.runner, Runner)
+    return executor.runner
+
+
 @pytest.fixture(scope="module")
 def runner(rand_folder: Path) -> Runner:
-    return bring_up_quietly(rand_folder).runner
+    return runner_of(bring_up_quietly(rand_folder))
 
 
 @pytest.fixture(scope="module")
@@ -81,7 +92,7 @@ def run(runner: Runner, jobs: Sequence[Job], *, chunk: int = 10**6, depth: int =
     driver = Driver(
         lambda plan: launched.append(runner.launch(plan)),
         lambda: runner.collect(launched.popleft()),
-        num_blocks=BLOCKS,
+        groups=[KvGroup(None, BLOCKS)],
         block_size=BLOCK_SIZE,
         chunk=chunk,
         depth=depth,
@@ -99,6 +110,35 @@ def test_greedy_tokens_are_those_of_the_reference(
     """Twelve requests that arrive one after the other, so that prefill and decode mix, in every chunking."""
     jobs = [Job(list(item.prompt), 12, arrives=1 + index // 2) for index, item in enumerate(continuations)]
     assert run(runner, jobs, chunk=chunk, depth=depth, seed=chunk) == [list(item.token_ids) for item in continuations]
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_steps_on_static_buffers_give_the_same_tokens(
+    rand_folder: Path, continuations: list[Continuation], depth: int
+) -> None:
+    """Rows come and go, so that every bucket is filled, and left half empty."""
+    executor = bring_up_quietly(rand_folder, buckets=(1, 3, 8))
+    jobs = [Job(list(item.prompt), 12, arrives=1 + 2 * index) for index, item in enumerate(continuations)]
+    assert run(runner_of(executor), jobs, depth=depth) == [list(item.token_ids) for item in continuations]
+    explained = executor.runner.explain()
+    assert explained[0] == "decode steps of up to 8 rows: replayed on static buffers, padded to [1, 3, 8]"
+    assert {line.partition(" steps ")[2] for line in explained[1:]} >= {
+        "of 1 rows replayed",
+        "of 3 rows replayed",
+        "of 8 rows replayed",
+        "run as they are: rows of several tokens",
+    }
+
+
+def test_a_result_tells_what_its_step_was_padded_to(rand_folder: Path) -> None:
+    runner = runner_of(bring_up_quietly(rand_folder, buckets=(4,)))
+    fill = SlotFill(0, pack_ids([1, 2, 3]), 3, GREEDY, 0, [[0]])
+    buckets = [
+        runner.execute(StepPlan(1, 1, [fill], [Row(0, 0, 2, [], False)])).bucket,
+        runner.execute(StepPlan(1, 2, [], [Row(0, 2, 1, [], True)])).bucket,
+        runner.execute(StepPlan(1, 3, [], [Row(0, 3, 1, [], True)])).bucket,
+    ]
+    assert buckets == [0, 4, 4]
 
 
 def test_each_request_alone(runner: Runner, continuations: list[Continuation]) -> None:
@@ -147,7 +187,7 @@ def test_seeded_draws_go_on_after_a_preemption(runner: Runner, soft_jobs: Callab
 
 
 def test_what_other_sequences_left_behind_does_not_matter(rand_folder: Path, continuations: list[Continuation]) -> None:
-    runner = bring_up_quietly(rand_folder).runner
+    runner = runner_of(bring_up_quietly(rand_folder))
     for layer in runner.cache.layers:
         layer.key.fill_(1e4)
         layer.value.fill_(-1e4)
@@ -158,7 +198,7 @@ def test_what_other_sequences_left_behind_does_not_matter(rand_folder: Path, con
 def test_min_tokens_holds_back_the_end(rand_folder: Path, continuations: list[Continuation]) -> None:
     """What the reference would say first is a stop token: it may not come before min_tokens, and may then."""
     item = continuations[0]
-    runner = bring_up_quietly(rand_folder).runner
+    runner = runner_of(bring_up_quietly(rand_folder))
     stop = item.token_ids[0]
     params = SamplingParams(temperature=0.0, min_tokens=3, stop_token_ids=(stop,))
     free, held = run(runner, [Job(list(item.prompt), 12), Job(list(item.prompt), 12, params)])
@@ -170,7 +210,7 @@ def test_min_tokens_holds_back_the_end(rand_folder: Path, continuations: list[Co
 def test_half_precision_stays_near_the_reference(
     rand_folder: Path, reference: Reference, dtype: Literal["bfloat16", "float16"]
 ) -> None:
-    runner = bring_up_quietly(rand_folder, dtype=dtype).runner
+    runner = runner_of(bring_up_quietly(rand_folder, dtype=dtype))
     text = prompts(1, vocab=VOCAB, seed=11, shortest=20, longest=20)[0]
     jobs = [Job(text[:length], 1, SamplingParams(temperature=0.0, logprobs=5)) for length in (1, 7, 20)]
     run(runner, jobs)
@@ -183,14 +223,14 @@ def test_half_precision_stays_near_the_reference(
 
 
 def test_a_step_without_a_sample_gives_no_tokens(runner: Runner) -> None:
-    fill = SlotFill(0, pack_ids([1, 2, 3]), 3, GREEDY, 0, [0])
+    fill = SlotFill(0, pack_ids([1, 2, 3]), 3, GREEDY, 0, [[0]])
     result = runner.execute(StepPlan(1, 1, [fill], [Row(0, 0, 2, [], False)]))
     assert result == StepResult(1, 1, [], None, result.started_ns, result.ended_ns)
 
 
 def test_more_tokens_than_a_step_may_hold(runner: Runner) -> None:
     fills = [
-        SlotFill(slot, pack_ids([1] * 150), 150, GREEDY, 0, list(range(slot * 38, slot * 38 + 38))) for slot in (0, 1)
+        SlotFill(slot, pack_ids([1] * 150), 150, GREEDY, 0, [list(range(slot * 38, slot * 38 + 38))]) for slot in (0, 1)
     ]
     rows = [Row(slot, 0, 150, [], True) for slot in (0, 1)]
     with pytest.raises(PlanInvalid, match="tokens of a step: 300: allowed is at most 256"):
@@ -202,7 +242,9 @@ def test_what_is_ready_is_told(rand_folder: Path) -> None:
     assert (ready.epoch, ready.max_model_len, ready.vocab_size, ready.dtype) == (1, 200, VOCAB, "float32")
     assert (ready.num_kv_blocks, ready.max_num_batched_tokens, ready.device) == (BLOCKS, 256, "cpu")
     assert {choice.operator for choice in ready.kernels} == {"attention", "kv_append"}
-    assert set(ready.startup_s) == {"start", "plan", "load", "kv_cache", "warm_up"}
+    assert ready.graphs is not None
+    assert ready.graphs.chosen == "as_it_is"
+    assert set(ready.startup_s) == {"start", "plan", "build", "load", "kv_cache", "warm_up", "warm_run"}
     # 4 layers of 2 heads of 32, keys and values, float32; the scratch block counts.
     assert ready.memory["kv_cache"] == (BLOCKS + 1) * BLOCK_SIZE * 4 * 2 * 32 * 2 * 4
     assert ready.memory["buffers"] == 16 * 201 * 4
@@ -212,5 +254,5 @@ def test_what_is_ready_is_told(rand_folder: Path) -> None:
 def test_ids_the_tokenizer_lacks_are_never_sampled(rand_folder: Path) -> None:
     executor = bring_up_quietly(rand_folder, known=100)
     assert executor.ready.vocab_size == VOCAB
-    greedy, drawn = run(executor.runner, [Job([5, 400, 6], 20), Job([5, 400, 6], 20, SOFT, seed=3)])
+    greedy, drawn = run(runner_of(executor), [Job([5, 400, 6], 20), Job([5, 400, 6], 20, SOFT, seed=3)])
     assert max(greedy + drawn) < 100

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 import torch
 from msgspec import structs
@@ -16,7 +18,7 @@ LIMITS = SlotLimits(
     max_num_seqs=3,
     max_model_len=10,
     block_size=4,
-    num_blocks=8,
+    num_blocks=(8,),
     vocab_size=50,
     sample_vocab_size=48,
     eos_token_ids=(2, 49),
@@ -30,24 +32,24 @@ def make_slots(*, debug: bool = False) -> Slots:
 
 def fill(slot: int = 0, ids: list[int] | None = None, **given: object) -> SlotFill:
     tokens = [7, 8, 9] if ids is None else ids
-    values = {"prompt_len": len(tokens), "params": GREEDY, "seed": 1, "blocks": [0], **given}
+    values = {"prompt_len": len(tokens), "params": GREEDY, "seed": 1, "blocks": [[0]], **given}
     return SlotFill(slot, pack_ids(tokens), **values)  # type: ignore[arg-type]  # each test gives the right types
 
 
 def index_of(slots: Slots, *rows: Row) -> BatchIndex:
-    return build_index(slots.rows(rows), slots.block_table, LIMITS.block_size)
+    return build_index(slots.rows(rows), slots.block_tables[0], LIMITS.block_size)
 
 
 def test_tokens_are_read_back_and_chained() -> None:
     slots = make_slots()
-    slots.fill(fill(1, blocks=[5]))
+    slots.fill(fill(1, blocks=[[5]]))
     first = index_of(slots, Row(1, 0, 3, [], True))
     assert slots.gather(first).tolist() == [7, 8, 9]
     slots.write(first, torch.tensor([33]))
     second = index_of(slots, Row(1, 3, 1, [], True))
     assert slots.gather(second).tolist() == [33]
     slots.write(second, torch.tensor([34]))
-    third = index_of(slots, Row(1, 4, 1, [2], True))
+    third = index_of(slots, Row(1, 4, 1, [[2]], True))
     assert slots.gather(third).tolist() == [34]
     assert third.slot_mapping.tolist() == [2 * 4]
     assert third.block_tables.tolist() == [[5, 2]]
@@ -55,7 +57,7 @@ def test_tokens_are_read_back_and_chained() -> None:
 
 def test_the_last_token_of_a_full_sequence_has_a_place() -> None:
     slots = make_slots()
-    slots.fill(fill(ids=list(range(10)), blocks=[0, 1, 2]))
+    slots.fill(fill(ids=list(range(10)), blocks=[[0, 1, 2]]))
     index = index_of(slots, Row(0, 0, 10, [], True))
     assert index.sample_positions.tolist() == [10]
     slots.write(index, torch.tensor([1]))
@@ -63,9 +65,9 @@ def test_the_last_token_of_a_full_sequence_has_a_place() -> None:
 
 def test_a_fill_forgets_what_was_there() -> None:
     slots = make_slots(debug=True)
-    slots.fill(fill(ids=[1, 2, 3, 4, 5], blocks=[0, 1]))
-    slots.fill(fill(ids=[6], blocks=[7]))
-    assert slots.block_table[0].tolist() == [7, 8, 8]
+    slots.fill(fill(ids=[1, 2, 3, 4, 5], blocks=[[0, 1]]))
+    slots.fill(fill(ids=[6], blocks=[[7]]))
+    assert slots.block_tables[0][0].tolist() == [7, 8, 8]
     assert slots.gather(index_of(slots, Row(0, 0, 1, [], True))).tolist() == [6]
     with pytest.raises(PlanInvalid, match="token ids fed: -1"):
         slots.gather(index_of(slots, Row(0, 0, 2, [], True)))
@@ -89,9 +91,9 @@ def test_debug_refuses_a_token_outside_the_vocabulary() -> None:
         (fill(ids=list(range(11))), "length"),
         (fill(ids=[50]), "token_ids"),
         (fill(ids=[-1]), "token_ids"),
-        (fill(blocks=[8]), "blocks"),
-        (fill(blocks=[-1]), "blocks"),
-        (fill(blocks=[0, 1, 2, 3]), "blocks of a slot"),
+        (fill(blocks=[[8]]), "blocks"),
+        (fill(blocks=[[-1]]), "blocks"),
+        (fill(blocks=[[0, 1, 2, 3]]), "blocks of a slot"),
     ],
 )
 def test_fills_outside_the_tables(wrong: SlotFill, field: str) -> None:
@@ -113,11 +115,11 @@ def test_a_fill_with_cut_token_ids() -> None:
         ([Row(0, 0, 1, [], True), Row(0, 1, 1, [], True)], "each slot once"),
         ([Row(0, -1, 1, [], True)], "start"),
         ([Row(0, 0, 0, [], True)], "count"),
-        ([Row(0, 0, 11, [1, 2], True)], "at most 10"),
+        ([Row(0, 0, 11, [[1, 2]], True)], "at most 10"),
         ([Row(0, 4, 1, [], True)], "within the slot's blocks"),
         ([Row(1, 0, 1, [], True)], "within the slot's blocks"),
-        ([Row(0, 4, 1, [8], True)], "blocks"),
-        ([Row(0, 4, 1, [1, 2, 3], True)], "blocks of a slot"),
+        ([Row(0, 4, 1, [[8]], True)], "blocks"),
+        ([Row(0, 4, 1, [[1, 2, 3]], True)], "blocks of a slot"),
     ],
 )
 def test_rows_outside_the_tables(rows: list[Row], field: str) -> None:
@@ -152,7 +154,7 @@ def test_min_tokens_bans_ends_until_so_many_tokens_are_out() -> None:
     slots = make_slots()
     params = SamplingParams(temperature=0.0, min_tokens=2, stop_token_ids=(5, 2, 48))
     slots.fill(fill(0, params=params))
-    slots.fill(fill(1, blocks=[1], params=structs.replace(params, ignore_eos=True)))
+    slots.fill(fill(1, blocks=[[1]], params=structs.replace(params, ignore_eos=True)))
 
     def banned(position: int) -> list[tuple[int, int]]:
         rows = slots.sampling(index_of(slots, Row(0, position - 1, 1, [], True), Row(1, position - 1, 1, [], True)))
@@ -160,7 +162,7 @@ def test_min_tokens_bans_ends_until_so_many_tokens_are_out() -> None:
 
     # Ids 48 and 49 are never sampled anyway.
     assert banned(3) == banned(4) == [(0, 2), (0, 5), (1, 2), (1, 5)]
-    slots.rows([Row(0, 0, 1, [2], False), Row(1, 0, 1, [3], False)])
+    slots.rows([Row(0, 0, 1, [[2]], False), Row(1, 0, 1, [[3]], False)])
     assert banned(5) == []
 
 
@@ -168,3 +170,34 @@ def test_output_of_a_resumed_sequence_counts_as_output() -> None:
     slots = make_slots()
     slots.fill(fill(ids=[7, 8, 9], prompt_len=1, params=SamplingParams(temperature=0.0, min_tokens=2)))
     assert slots.sampling(index_of(slots, Row(0, 0, 3, [], True))).banned_ids.size == 0
+
+
+def grouped() -> Slots:
+    return Slots(dataclasses.replace(LIMITS, num_blocks=(8, 3)), torch.device("cpu"))
+
+
+def test_each_group_has_its_own_table() -> None:
+    slots = grouped()
+    slots.fill(fill(1, blocks=[[5, 6], [2]], held_from=[0, 1]))
+    assert [table[1].tolist() for table in slots.block_tables] == [[5, 6, 8], [3, 2, 3]]
+    slots.rows([Row(1, 8, 1, [[7], [0]], False)])
+    assert [table[1].tolist() for table in slots.block_tables] == [[5, 6, 7], [3, 2, 0]]
+    slots.fill(fill(1, blocks=[[1], []]))
+    assert [table[1].tolist() for table in slots.block_tables] == [[1, 8, 8], [3, 3, 3]]
+    with pytest.raises(PlanInvalid, match="within the slot's blocks"):
+        slots.rows([Row(1, 0, 1, [], False)])
+
+
+@pytest.mark.parametrize(
+    ("wrong", "text"),
+    [
+        ({"blocks": [[1]]}, "KV groups of blocks: 1: allowed is 2"),
+        ({"blocks": [[1], [3]]}, r"blocks: 3: allowed is 0 \.\. 2"),
+        ({"blocks": [[1], [2]], "held_from": [0]}, "held_from length: 1: allowed is 2"),
+        ({"blocks": [[1], [2]], "held_from": [0, 3]}, r"held_from: 3: allowed is 0 \.\. 2"),
+        ({"blocks": [[1], [1, 2]], "held_from": [0, 2]}, "blocks of a slot: 4: allowed is at most 3"),
+    ],
+)
+def test_blocks_must_fit_the_groups(wrong: dict[str, object], text: str) -> None:
+    with pytest.raises(PlanInvalid, match=text):
+        grouped().fill(fill(**wrong))  # type: ignore[arg-type]  # each case gives the right types

@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -28,6 +29,7 @@ from engine_core.wire.executor import (
     ExecutorFatal,
     ExecutorHello,
     ExecutorReady,
+    KvGroup,
     Row,
     Shutdown,
     SlotFill,
@@ -56,10 +58,44 @@ def make_config(folder: Path, **model: object) -> EngineConfig:
 
 
 class Echo:
-    """A runner whose token is the step's number."""
+    """A runner whose token is the step's number, and whose launches do the work."""
 
-    def execute(self, plan: StepPlan) -> StepResult:
+    depth = 1
+
+    def launch(self, plan: StepPlan) -> StepResult:
         return StepResult(plan.epoch, plan.step, [plan.step], None, 0, 0)
+
+    def collect(self, launched: StepResult) -> StepResult:
+        return launched
+
+
+class Ahead(Echo):
+    """A runner whose device finishes a step only once the next one has been launched, or a step is the last one.
+
+    Args:
+        last: its step.
+        fails: the step whose collection fails.
+    """
+
+    depth = 2
+
+    def __init__(self, last: int, fails: int = 0) -> None:
+        self._launched = [threading.Event() for _ in range(last + 2)]
+        self._launched[last + 1].set()
+        self._fails = fails
+        self.order: list[tuple[str, int]] = []
+
+    def launch(self, plan: StepPlan) -> StepResult:
+        self.order.append(("launch", plan.step))
+        self._launched[plan.step].set()
+        return super().launch(plan)
+
+    def collect(self, launched: StepResult) -> StepResult:
+        assert self._launched[launched.step + 1].wait(DEADLINE_S), "the next step was not launched meanwhile"
+        self.order.append(("collect", launched.step))
+        if launched.step == self._fails:
+            raise RuntimeError("the device is gone")
+        return launched
 
 
 @pytest.fixture
@@ -94,6 +130,48 @@ def test_plans_are_answered_in_order_and_those_of_another_epoch_dropped(core: Co
         (3, [2]),
         (3, [3]),
     ]
+
+
+def test_the_next_step_is_launched_before_the_one_before_is_done(core: CoreEnd, link: Link) -> None:
+    runner = Ahead(last=20)
+    for step in range(1, 21):
+        core.send(plan(step))
+    core.send(Shutdown())
+    serve(link, runner, 3)
+    results = [core.until(StepResult)[1] for _ in range(20)]
+    assert [result.token_ids for result in results] == [[step] for step in range(1, 21)]
+    order = runner.order
+    for step in range(1, 20):
+        assert order.index(("launch", step + 1)) < order.index(("collect", step))
+        # No more than two are out: what a plan relies on may not be overtaken.
+        assert step < 3 or order.index(("launch", step)) > order.index(("collect", step - 2))
+
+
+def test_a_result_leaves_without_another_plan(core: CoreEnd, link: Link) -> None:
+    """The core may wait for it before it plans again."""
+    ends: list[Exception] = []
+
+    def run() -> None:
+        try:
+            serve(link, Ahead(last=1), 3)
+        except PlanInvalid as error:
+            ends.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    core.send(plan(1))
+    assert core.until(StepResult)[1].step == 1
+    core.send(plan(7))
+    thread.join(DEADLINE_S)
+    assert len(ends) == 1
+
+
+def test_what_fails_after_the_launch_is_an_error(core: CoreEnd, link: Link) -> None:
+    core.send(plan(1))
+    core.send(plan(2))
+    with pytest.raises(RuntimeError, match="the device is gone"):
+        serve(link, Ahead(last=2, fails=2), 3)
+    assert core.until(StepResult)[1].step == 1
 
 
 @pytest.mark.parametrize("step", [0, 1, 3])
@@ -179,7 +257,9 @@ def test_a_process_serves_what_the_reference_says(running: tuple[CoreEnd, Execut
     def receive() -> StepResult:
         return core.until(StepResult)[1]
 
-    driver = Driver(core.send, receive, num_blocks=BLOCKS, block_size=BLOCK_SIZE, chunk=7, depth=2, epoch=5)
+    driver = Driver(
+        core.send, receive, groups=[KvGroup(None, BLOCKS)], block_size=BLOCK_SIZE, chunk=7, depth=2, epoch=5
+    )
     together = jobs()
     driver.run(together)
     assert [job.output for job in together[:6]] == [list(item.token_ids) for item in continuations]
@@ -195,7 +275,7 @@ def test_a_plan_that_contradicts_the_state_ends_the_process(rand_folder: Path, t
     config = make_config(rand_folder, load_format="dummy")
     with executor_process(tmp_path, config) as (core, child):
         core.until(ExecutorReady)
-        core.send(StepPlan(1, 1, [SlotFill(0, pack_ids([1]), 1, GREEDY, 0, [BLOCKS])], [Row(0, 0, 1, [], True)]))
+        core.send(StepPlan(1, 1, [SlotFill(0, pack_ids([1]), 1, GREEDY, 0, [[BLOCKS]])], [Row(0, 0, 1, [], True)]))
         _, fatal = core.until(ExecutorFatal)
         assert (fatal.code, fatal.message) == ("internal", "PlanInvalid: plan: blocks: 300: allowed is 0 .. 299")
         assert child.wait(DEADLINE_S) == 4

@@ -18,8 +18,8 @@ from tests.wire.messages import CORE_TO_EXECUTOR, EXECUTOR_TO_CORE, name_of
     [
         (
             CORE_TO_EXECUTOR,
-            executor.StepPlan(1, 2, [], [executor.Row(0, 4, 1, [6], sample=True)]),
-            "95a4706c616e010290919500040191" + "06c3",
+            executor.StepPlan(1, 2, [], [executor.Row(0, 4, 1, [[6]], sample=True)]),
+            "95a4706c616e01029091950004019191" + "06c3",
         ),
         (EXECUTOR_TO_CORE, executor.StepResult(1, 2, [300], None, 1, 2), "98a6726573756c74010291cd012cc0010200"),
     ],

@@ -7,7 +7,7 @@ import typing
 import msgspec
 import pytest
 
-from engine_core.wire.reports import KernelChoice, LoadReport, Phase, TensorRecord, TensorState
+from engine_core.wire.reports import KernelChoice, LoadReport, Phase, TensorRecord, TensorState, page_cache_state
 from tests.wire.messages import KERNELS, LOAD
 
 
@@ -38,3 +38,11 @@ def test_an_unknown_state_or_phase_is_refused() -> None:
         msgspec.convert({"name": "w", "state": "lost"}, TensorRecord)
     with pytest.raises(msgspec.ValidationError):
         msgspec.convert("dance", Phase)
+
+
+@pytest.mark.parametrize(
+    ("share", "state"),
+    [(None, "unknown"), (0.0, "cold"), (0.05, "partly"), (0.95, "partly"), (0.951, "warm"), (1.0, "warm")],
+)
+def test_cold_and_warm_are_told_apart(share: float | None, state: str) -> None:
+    assert page_cache_state(share) == state

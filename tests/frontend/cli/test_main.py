@@ -144,3 +144,40 @@ def test_without_a_command_the_help(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([]) == 0
     out = capsys.readouterr().out
     assert all(name in out for name in COMMANDS)
+
+
+class TestKeys:
+    """API keys from flags, files and the environment."""
+
+    def test_all_sources_together(self, tmp_path: Path) -> None:
+        keys = tmp_path / "keys"
+        keys.write_bytes(b"\r\n k1 \r\n\r\nk2\nk1\n")
+        base = tmp_path / "base.json"
+        base.write_text('{"http": {"api_key": ["k0"]}}', encoding="utf-8")
+        found = configured(
+            "m", "--config", str(base), "--api-key-file", str(keys), environment={"TERCET_API_KEY": "k3"}
+        )
+        assert found.http.api_key == ("k0", "k1", "k2", "k3")
+        assert configured("m", "--api-key", "a", "--api-key", "b").http.api_key == ("a", "b")
+
+    @pytest.mark.parametrize("content", [b"", b"\n  \n", b"\xff\xfe"])
+    def test_a_file_without_keys_would_leave_the_server_open(self, tmp_path: Path, content: bytes) -> None:
+        keys = tmp_path / "keys"
+        keys.write_bytes(content)
+        with pytest.raises(UsageError, match="--api-key-file"):
+            configured("m", "--api-key-file", str(keys))
+        with pytest.raises(UsageError, match="--api-key-file"):
+            configured("m", "--api-key-file", str(tmp_path / "none"))
+
+    def test_empty_and_masked_keys_are_none(self, tmp_path: Path) -> None:
+        base = tmp_path / "base.json"
+        for key in ('""', '"***"'):
+            base.write_text(f'{{"http": {{"api_key": [{key}]}}}}', encoding="utf-8")
+            with pytest.raises(UsageError):
+                configured("m", "--config", str(base))
+
+    def test_keys_are_masked_where_the_configuration_is_printed(self, tmp_path: Path) -> None:
+        keys = tmp_path / "keys"
+        keys.write_text("secret-one\n", encoding="utf-8")
+        config = configured("m", "--api-key-file", str(keys), environment={"TERCET_API_KEY": "secret-two"})
+        assert "secret" not in printable(config)

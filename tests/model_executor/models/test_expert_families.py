@@ -128,7 +128,12 @@ def test_greedy_tokens_over_the_wire(folder: Path, name: str, reference: Referen
     with executor_process(tmp_path, config) as (core, child):
         _, ready = core.until(ExecutorReady)
         driver = Driver(
-            core.send, lambda: core.until(StepResult)[1], num_blocks=BLOCKS, block_size=BLOCK_SIZE, chunk=7, depth=2
+            core.send,
+            lambda: core.until(StepResult)[1],
+            groups=ready.kv_groups,
+            block_size=BLOCK_SIZE,
+            chunk=7,
+            depth=2,
         )
         jobs = [Job(list(item.prompt), 32, arrives=1 + 2 * index) for index, item in enumerate(continuations)]
         driver.run(jobs)

@@ -101,8 +101,10 @@ def test_greedy_tokens_over_the_wire(folder: Path, reference: Reference, tmp_pat
         executor=ExecutorOptions(device="cpu", cpu_threads=1),
     )
     with executor_process(tmp_path, config) as (core, child):
-        core.until(ExecutorReady)
-        driver = Driver(core.send, lambda: core.until(StepResult)[1], num_blocks=200, block_size=4, chunk=7, depth=2)
+        _, ready = core.until(ExecutorReady)
+        driver = Driver(
+            core.send, lambda: core.until(StepResult)[1], groups=ready.kv_groups, block_size=4, chunk=7, depth=2
+        )
         jobs = [Job(list(item.prompt), 32, arrives=1 + 2 * index) for index, item in enumerate(continuations)]
         driver.run(jobs)
         core.send(Shutdown())

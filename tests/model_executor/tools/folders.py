@@ -10,12 +10,14 @@ from typing import Any, Final
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from safetensors.torch import load_file
 
 from model_executor.tools.cut import main
 from tests.fixtures import expert_families, families
 from tests.fixtures.bbpe import Bbpe, write_bbpe
 from tests.fixtures.llama import Shape, write_rand
 from tests.fixtures.reference import Reference
+from tests.fixtures.safetensors_file import write_checkpoint
 
 SIX: Final = Shape(hidden=32, layers=6, heads=4, kv_heads=2, intermediate=48, vocab=320, max_position=128)
 
@@ -43,6 +45,16 @@ def write_model(folder: Path, name: str) -> Path:
     else:
         expert_families.write_experts(folder, name)
     write_bbpe(folder, Bbpe(size=320))
+    return folder
+
+
+def spread(folder: Path) -> Path:
+    """Give every tensor of a folder a file of its own."""
+    files = sorted(folder.glob("*.safetensors"))
+    tensors = {name: tensor.numpy() for file in files for name, tensor in load_file(file).items()}
+    for file in files:
+        file.unlink()
+    write_checkpoint(folder, tensors, shards=len(tensors))
     return folder
 
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from model_executor.tools.model import open_model
+from model_executor.tools.plan import make_report
 from tests.model_executor.engine import load
-from tests.model_executor.tools.folders import KEPT, cut, in_transformers, write_model
+from tests.model_executor.tools.folders import KEPT, cut, in_transformers, spread, write_model
 
 PROMPT = np.random.default_rng(7).integers(1, 96, 40).tolist()
 
@@ -46,3 +48,23 @@ def test_each_block_is_its_source(name: str, source: Path, out: Path) -> None:
     before, after = open_model(source).spec, open_model(out).spec
     names = [before.layers[s].class_name for s in KEPT[name]]
     assert [layer.class_name for layer in after.layers] == names
+
+
+def test_files_of_other_blocks_are_not_needed(name: str, source: Path, tmp_path: Path) -> None:
+    """With one tensor in each file: the plan names the files, and without the others all goes on as before."""
+    folder = spread(Path(shutil.copytree(source, tmp_path / "source")))
+    layers = ",".join(map(str, KEPT[name]))
+    made = make_report(open_model(folder), layers, allow_missing_classes=True)
+    before = load(folder, KEPT[name])
+    assert made.shards is not None
+    assert made.shards.needed == tuple(before.report.shards_opened)
+    assert made.shards.bytes_to_read == before.report.bytes_read
+    assert made.memory_bytes["float32"] == before.report.bytes_materialized
+    for file in made.shards.not_needed:
+        (folder / file).unlink()
+    assert make_report(open_model(folder), layers, allow_missing_classes=True) == made
+    after = load(folder, KEPT[name])
+    assert np.array_equal(after.logits(PROMPT), before.logits(PROMPT))
+    assert after.report.shards_skipped == list(made.shards.not_needed)
+    again = cut(folder, tmp_path / "out", KEPT[name])
+    assert np.array_equal(load(again).logits(PROMPT), before.logits(PROMPT))

@@ -10,8 +10,8 @@ import pytest
 
 from engine_core.wire.config import ModelOptions
 from model_executor.errors import WeightsRefused
-from model_executor.models.registry import family
 from model_executor.models.reader import read_spec
+from model_executor.models.registry import family
 from model_executor.weights.index import Checkpoint
 from model_executor.weights.layer_plan import plan_layers
 from model_executor.weights.plan import LoadPlan, plan_load

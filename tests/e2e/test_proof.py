@@ -1,0 +1,128 @@
+"""Coverage, sentinel and report on small models, with the real server."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from safetensors import safe_open
+from safetensors.numpy import save_file
+
+from frontend.errors import EngineFailed
+from frontend.proof.own_server import OwnServer
+from tests.e2e.server import ROOT
+from tests.model_executor.tools.folders import write_model
+
+DEADLINE_S = 600
+
+
+def tercet(*words: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "frontend", *map(str, words)],
+        cwd=ROOT,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+        check=False,
+    )
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_model(tmp_path_factory.mktemp("moe") / "model", "qwen3-moe")
+
+
+def flipped(folder: Path, copy: Path, name: str) -> Path:
+    """A copy of the folder in which the lowest bit of one weight differs."""
+    shutil.copytree(folder, copy)
+    path = copy / "model.safetensors"
+    with safe_open(path, "np") as file:
+        tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 - no mapping
+    tensors[name] = tensors[name].copy()
+    tensors[name].view("uint32").reshape(-1)[5] ^= 1
+    save_file(tensors, path)
+    return copy
+
+
+def test_coverage_of_two_classes(folder: Path, tmp_path: Path) -> None:
+    path = tmp_path / "coverage.json"
+    done = tercet("coverage", folder, "--layers", "0,1", "--json", path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.splitlines()[-1] == "verdict: pass"
+    report: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    assert report["not_run"] == []
+    assert len({row["layer_class"] for row in report["rows"]}) == 3
+    for row in report["rows"]:
+        assert all(cell["eager"] + cell["graph"] > 0 for cell in row["cells"]), row
+    kernels = {kernel for row in report["rows"] for kernel in row["kernels"]}
+    assert kernels == {choice["chosen"] for choice in report["kernels"]}
+    assert report["exit_status"] == 0
+    assert report["chunked"] > 0
+
+
+def test_a_sentinel_catches_one_bit(folder: Path, tmp_path: Path) -> None:
+    file = tmp_path / "sentinel.json"
+    layers: Sequence[str] = ("--layers", "0,1")
+    recorded = tercet("sentinel", "record", file, folder, *layers)
+    assert recorded.returncode == 0, recorded.stdout + recorded.stderr
+    again = tercet("sentinel", "check", file, folder, *layers)
+    assert again.returncode == 0, again.stdout + again.stderr
+    name = "model.layers.1.self_attn.o_proj.weight"
+    spoilt = flipped(folder, tmp_path / "spoilt", name)
+    caught = tercet("sentinel", "check", file, spoilt, *layers)
+    assert caught.returncode == 1, caught.stdout + caught.stderr
+    assert f"(from {name}): other bytes" in caught.stdout
+    assert caught.stdout.splitlines()[-1] == "verdict: fail"
+    other = tercet("sentinel", "check", file, folder, "--layers", "0,5")
+    assert other.returncode == 2
+    assert "another plan and is not compared: layer_map [0, 1], now [0, 5]" in other.stderr
+
+
+def test_a_server_of_ones_own_ends_with_its_object(folder: Path) -> None:
+    with OwnServer(folder, ["--layers", "0,1"]) as server:
+        server.wait_ready()
+        processes = psutil.Process().children(recursive=True)
+        assert len(processes) >= 3
+        assert server.url.startswith("http://127.0.0.1:")
+        assert server.stop() == 0
+        assert server.stop() == 0
+        assert not any(process.is_running() for process in processes)
+    assert not server.socket.parent.exists()
+
+
+def test_a_server_that_does_not_start_says_why(folder: Path) -> None:
+    with OwnServer(folder, ["--layers", "99"]) as server, pytest.raises(EngineFailed, match="99"):
+        server.wait_ready()
+
+
+@pytest.mark.slow
+def test_a_report_on_some_blocks(folder: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    done = tercet("report", folder, "--layers", "0,1,5", "--samples", "3", "--out", out)
+    text = (out / "report.md").read_text(encoding="utf-8")
+    assert done.returncode == 0, text
+    report = json.loads((out / "report.json").read_text(encoding="utf-8"))
+    assert report["failures"] == []
+    assert [check["passed"] for check in report["checks"]] == [True] * 7
+    assert {part["name"] for part in report["parts"]} == {"plan", "coverage", "probe", "parity", "sentinel", "bench"}
+    assert report["blocks"] == "3 of 6 blocks"
+    assert all(row["speed"] is None for row in report["findings"]["bench"])
+    assert "tokens/s" not in text
+    assert "tercet parity" in text
+
+
+@pytest.mark.slow
+@pytest.mark.real_model
+@pytest.mark.parametrize("layers", ["first:1", "0,7,29"])
+def test_a_report_on_the_default_model(default_model: Path, tmp_path: Path, layers: str) -> None:
+    done = tercet("report", default_model, "--layers", layers, "--samples", "4", "--out", tmp_path)
+    assert done.returncode == 0, (tmp_path / "report.md").read_text(encoding="utf-8")

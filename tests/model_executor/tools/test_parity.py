@@ -1,0 +1,142 @@
+"""Parity passes for what is right, and fails for a fault, naming the first block that has it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+import pytest
+import torch
+
+from engine_core.wire.evidence import ParityReport
+from model_executor.tools import parity
+from model_executor.tools.offline import Offline
+from tests.model_executor.tools.folders import write_model
+
+FAMILIES = ("llama", "gemma3_text", "qwen3-moe", "deepseek-v3")
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_model(tmp_path_factory.mktemp(request.param) / "model", request.param)
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_model(tmp_path_factory.mktemp("llama") / "model", "llama")
+
+
+def run(folder: Path, path: Path, *flags: str) -> tuple[int, ParityReport]:
+    status = parity.main([str(folder), "--samples", "4", "--json", str(path), *flags])
+    return status, msgspec.json.decode(path.read_bytes(), type=ParityReport)
+
+
+@pytest.mark.parametrize(
+    "flags", [(), ("--layers", "2,5", "--allow-missing-classes"), ("--dtype", "bfloat16")], ids=str
+)
+def test_families_pass(folder: Path, tmp_path: Path, flags: Sequence[str]) -> None:
+    status, report = run(folder, tmp_path / "parity.json", *flags)
+    assert report.failures == []
+    assert status == 0
+    assert report.finite
+    assert report.wide == ("float32" if "bfloat16" in flags else "float64")
+    assert [row.place for row in report.boundaries][0::1][:1] == ["embedding"]
+    assert len(report.boundaries) == len(report.identity.layer_map) + 3
+    assert report.identity.layer_map == ([2, 5] if "--layers" in flags else list(range(6)))
+    # Were the noise as large as the values, the comparison would say nothing.
+    assert all(row.noise.relative < 0.2 for row in report.boundaries)
+    if not flags:
+        assert report.agreed == report.positions == 4 * parity.COUNT
+
+
+@pytest.mark.parametrize("block", [0, 3])
+def test_a_fault_of_one_block_is_found_there(
+    llama: Path, tmp_path: Path, block: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*arguments: object, **named: object) -> Offline:
+        offline = Offline(*arguments, **named)  # type: ignore[arg-type]  # passed on as they came
+        with torch.no_grad():
+            offline.executor.model.blocks[block].get_parameter("mlp.down.weight").mul_(1.5)
+        return offline
+
+    monkeypatch.setattr(parity, "Offline", broken)
+    status, report = run(llama, tmp_path / "parity.json")
+    assert status == 1
+    within = [row.within for row in report.boundaries]
+    assert within == [index <= block for index in range(len(within))]
+    assert report.failures[0].startswith(f"block {block} <- {block} ")
+    assert report.agreed < report.positions
+    assert {each.first_place for each in report.disagreements} == {report.boundaries[block + 1].place}
+    assert any(first is not None for first in report.free_first)
+
+
+def test_a_small_fault_below_the_tokens_is_found(llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thousandth of one norm's scale: the tokens do not tell, the errors do."""
+
+    def broken(*arguments: object, **named: object) -> Offline:
+        offline = Offline(*arguments, **named)  # type: ignore[arg-type]  # passed on as they came
+        with torch.no_grad():
+            offline.executor.model.blocks[2].get_parameter("mlp_norm.weight").mul_(1.0001)
+        return offline
+
+    monkeypatch.setattr(parity, "Offline", broken)
+    status, report = run(llama, tmp_path / "parity.json")
+    assert status == 1
+    assert report.agreed == report.positions
+    assert [row.within for row in report.boundaries[:3]] == [True, True, True]
+    assert not report.boundaries[3].within
+
+
+def test_the_program_prints_the_rule_and_the_verdict(
+    llama: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    status, report = run(llama, tmp_path / "parity.json")
+    text = capsys.readouterr().out
+    assert status == 0
+    assert all(f"rule: {line}" in text for line in report.rule)
+    assert text.splitlines()[-1] == "verdict: pass"
+    assert json.loads((tmp_path / "parity.json").read_text())["reference"].startswith("transformers ")
+
+
+@pytest.mark.parametrize(
+    ("flags", "status", "message"),
+    [
+        (("--tolerance", "1"), 2, "--tolerance"),
+        (("--samples", "0"), 2, "--samples"),
+        (("--layers", "9"), 3, "layers"),
+    ],
+)
+def test_refusals(
+    llama: Path, capsys: pytest.CaptureFixture[str], flags: Sequence[str], status: int, message: str
+) -> None:
+    assert parity.main([str(llama), *flags]) == status
+    assert message in capsys.readouterr().err
+
+
+def test_a_window_that_no_sample_passes_is_unverified(tmp_path: Path) -> None:
+    folder = write_model(tmp_path / "model", "gemma2")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "sliding_window": 100}))
+    _, report = run(folder, tmp_path / "parity.json", "--layers", "0,1")
+    assert report.unverified == ["sliding windows of 100 tokens: the longest sequence has 39"]
+
+
+def test_without_transformers_the_program_says_so(
+    llama: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import sys
+
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    assert parity.main([str(llama)]) == 2
+    assert "transformers is not installed" in capsys.readouterr().err
+
+
+@pytest.mark.real_model
+@pytest.mark.slow
+@pytest.mark.parametrize("layers", ["full", "first:1", "0,7,29"])
+def test_the_default_model(default_model: Path, tmp_path: Path, layers: str) -> None:
+    status, report = run(default_model, tmp_path / "parity.json", "--layers", layers)
+    assert (status, report.failures) == (0, [])
+    assert report.agreed >= 0.99 * report.positions

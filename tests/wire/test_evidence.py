@@ -1,0 +1,22 @@
+"""What the tools write is read again as it was."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from msgspec import Struct
+
+from tests.frontend.proof.examples import parity, probe, sentinel, step
+
+
+@pytest.mark.parametrize(
+    "report", [parity(), probe(), sentinel().reference, step("mixed")], ids=lambda each: type(each).__name__
+)
+def test_round_trip(report: Struct) -> None:
+    assert msgspec.json.decode(msgspec.json.encode(report), type=type(report)) == report
+
+
+def test_a_kind_of_step_that_does_not_exist_is_refused() -> None:
+    text = msgspec.json.encode(step("mixed")).replace(b'"mixed"', b'"other"')
+    with pytest.raises(msgspec.ValidationError):
+        msgspec.json.decode(text, type=type(step("mixed")))
