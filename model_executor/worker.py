@@ -142,9 +142,12 @@ def work(config: EngineConfig, socket: Path, epoch: int, began: float) -> int:
         link.send(ExecutorHello(PROTOCOL, config_hash(config), epoch, os.getpid()))
         executor = start(config, epoch, link, began)
         link.send(executor.ready)
-        serve(link, executor.runner, epoch)
-        for line in executor.runner.explain():
-            log.info("%s", line)
+        try:
+            serve(link, executor.runner, epoch)
+        finally:
+            # However it ends: a core that has no use for it ends it by a signal.
+            for line in executor.runner.explain():
+                log.info("%s", line)
         return EXIT_CLEAN
     except ModelRefused as error:
         log.error("start refused: %s", error)  # noqa: TRY400 - the message says all, the user needs no traceback

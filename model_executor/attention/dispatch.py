@@ -8,7 +8,7 @@ from typing import Protocol, TypeVar
 import torch
 
 from engine_core.wire.reports import KernelCandidate, KernelChoice
-from model_executor.attention import mla, mla_absorbed, torch_matmul, torch_ref, torch_sdpa
+from model_executor.attention import mla, mla_absorbed, torch_matmul, torch_ref, torch_sdpa, triton_append, triton_paged
 from model_executor.attention.mla import LatentAppendKernel, LatentKernels, MlaKernel, MlaProblem, MlaSpec
 from model_executor.attention.spec import AppendKernel, AttentionKernel, AttentionProblem, KernelSpec
 from model_executor.errors import NoKernel
@@ -22,8 +22,13 @@ ProblemT = TypeVar("ProblemT", contravariant=True)
 KernelT = TypeVar("KernelT", covariant=True)
 
 # In order of preference; the reference takes everything and stands last.
-ATTENTION: tuple[KernelSpec[AttentionKernel], ...] = (torch_sdpa.SPEC, torch_matmul.SPEC, torch_ref.SPEC)
-KV_APPEND: tuple[KernelSpec[AppendKernel], ...] = (torch_ref.APPEND_SPEC,)
+ATTENTION: tuple[KernelSpec[AttentionKernel], ...] = (
+    triton_paged.SPEC,
+    torch_sdpa.SPEC,
+    torch_matmul.SPEC,
+    torch_ref.SPEC,
+)
+KV_APPEND: tuple[KernelSpec[AppendKernel], ...] = (triton_append.SPEC, torch_ref.APPEND_SPEC)
 MLA_ATTENTION: tuple[MlaSpec[MlaKernel], ...] = (mla_absorbed.SPEC, mla.SPEC)
 LATENT_APPEND: tuple[MlaSpec[LatentAppendKernel], ...] = (mla.APPEND_SPEC,)
 EXPERTS: tuple[ExpertsSpec, ...] = (GROUPED_SPEC, LOOP_SPEC)

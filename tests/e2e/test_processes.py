@@ -129,7 +129,8 @@ def test_clean_end_on_ctrl_c_while_loading(chain_folder: Path) -> None:
 
 @pytest.mark.parametrize("victim", [1, 2])
 def test_death_of_a_child_ends_everything_and_clients_hear_of_it(chain_folder: Path, victim: int) -> None:
-    with Server(chain_folder, "--num-kv-blocks", "64", "--served-model-name", "chain") as server:
+    flags = ("--num-kv-blocks", "64", "--served-model-name", "chain", "--max-restarts", "0")
+    with Server(chain_folder, *flags) as server:
         processes = list(server.wait_ready().tree())
         body = {"model": "chain", "prompt": "a", "max_tokens": 900, "stream": True}
         with httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=30) as response:

@@ -191,6 +191,23 @@ def test_a_step_is_one_message_a_client(tmp_path: Path) -> None:
     play(tmp_path, scenario)
 
 
+def test_a_client_that_was_removed_and_does_not_know_it_is_told(tmp_path: Path) -> None:
+    async def scenario(desk: Desk) -> None:
+        (removed, identity), _ = await desk.admitted(now=100.0), await desk.admitted(now=100.0)
+        desk.clients.remove(identity, "its queue is full")
+        await removed.send(Ping(1))
+        await desk.take(1, now=101.0)
+        told = await removed.receive()
+        assert told == Fatal("protocol", "client: removed: its queue is full", final=False)
+        # Once; after that it is a stranger as any other.
+        malformed = desk.clients.malformed
+        await removed.send(Ping(2))
+        await desk.take(1, now=102.0)
+        assert desk.clients.malformed == malformed + 1
+
+    play(tmp_path, scenario)
+
+
 def test_a_silent_client_is_lost_and_told(tmp_path: Path) -> None:
     async def scenario(desk: Desk) -> None:
         (silent, lost), (talker, _) = await desk.admitted(now=100.0), await desk.admitted(now=100.0)

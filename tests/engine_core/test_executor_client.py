@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import psutil
 import pytest
 import zmq.asyncio
 
@@ -268,12 +269,8 @@ def test_a_stopped_executor_is_stalled_soon_and_lost_in_the_end(tmp_path: Path) 
             executor.check(1000.0)
             assert executor.stall(1000.0, 0.0) == ""
             os.kill(executor.pid, signal.SIGSTOP)
-
-            def stopped() -> bool:
-                executor.check(1001.5)
-                return executor.stall(1001.5, 0.0) != ""
-
-            await until(stopped)
+            await until(lambda: psutil.Process(executor.pid).status() == psutil.STATUS_STOPPED)
+            executor.check(1001.5)
             assert "stopped by a signal for 1.5 s" in executor.stall(1001.5, 0.0)
             executor.forgive(1.0)
             assert executor.stall(1001.5, 0.0) == ""

@@ -7,7 +7,7 @@ import pytest
 
 from engine_core.readiness import announcement, limits_of, unlike
 from engine_core.wire.config import CacheOptions, EngineConfig, SchedulerOptions, TextFacts
-from engine_core.wire.executor import ExecutorReady, KvGroup, KvGroup
+from engine_core.wire.executor import ExecutorReady, KvGroup
 from tests.fakes.core_process import fake_model
 from tests.wire.messages import LOAD
 

@@ -40,7 +40,7 @@ FLAGS: Final = (
     *("--step-timeout", str(STEP_TIMEOUT_S)),
 )
 LARGE_POOL: Final = ("--num-kv-blocks", "1024")
-SMALL_POOL: Final = ("--num-kv-blocks", "40")
+SMALL_POOL: Final = ("--num-kv-blocks", "28")
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Limits on the head of a request, keep-alive. What time does to connections stands in tests/hostile/test_slow_clients.py."""
+"""Limits on the head of a request. What time does to connections stands in tests/hostile/test_slow_clients.py."""
 
 from __future__ import annotations
 

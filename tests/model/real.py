@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Final
 
 import torch
+from msgspec.structs import replace
 from torch import Tensor
 
 from engine_core.scheduler import RequestKey
@@ -29,6 +30,7 @@ from engine_core.wire.sampling import SamplingParams
 from model_executor.models.reader import read_spec
 from model_executor.runner import Launched, Runner
 from model_executor.startup import Executor, PhaseClock, bring_up
+from tests.model.choice import Choice
 from tests.model.executor import Model
 from tests.model.harness import Device, Harness, Mode
 from tests.model.trace import CLIENTS, Request, Tick, Trace
@@ -43,9 +45,6 @@ MOST_TOKENS: Final = 64
 # Many, so that some streams end by one.
 EOS: Final = tuple(range(5, VOCAB, 50))
 BUCKETS: Final = (1, 2, 3, 5, 8)
-# Two logits that are nearer than this may change places when a sum is done in another order.
-NEAR_TIE: Final = 1e-3
-TOP: Final = 4
 KV_TOLERANCE: Final = 1e-4
 # Finite, as everything in a cache is, and far from all that a model writes.
 POISON: Final = 1e4
@@ -176,54 +175,57 @@ class Solo:
 def solo_runs(runner: Runner, count: int, seed: int) -> list[Solo]:
     """Requests with their answers, computed one by one: whole prompts, no cache, no neighbours.
 
-    Greedy ones whose answer hangs on a near tie are left out.
+    Those whose answer hangs on a near tie are left out.
     """
-    rng = random.Random(seed)
-    trunks = [[rng.randrange(VOCAB) for _ in range(rng.randint(12, 32))] for _ in range(3)]
+    draw = random.Random(seed)
+    trunks = [[draw.randrange(VOCAB) for _ in range(draw.randint(12, 32))] for _ in range(3)]
     made: list[Solo] = []
     while len(made) < count:
-        prompt = _prompt(rng, trunks)
-        made += _solo(rng, runner, prompt, seed=1000 * seed + len(made))
+        prompt = _prompt(draw, trunks)
+        made += _solo(draw, runner, prompt, seed=1000 * seed + len(made))
     return made
 
 
-def _prompt(rng: random.Random, trunks: Sequence[list[int]]) -> list[int]:
+def _prompt(draw: random.Random, trunks: Sequence[list[int]]) -> list[int]:
     """Often a beginning that others have too, cut at a block border or near it."""
-    trunk = rng.choice(trunks)
-    cut = rng.randint(0, len(trunk))
-    if rng.random() < 0.5:
+    trunk = draw.choice(trunks)
+    cut = draw.randint(0, len(trunk))
+    if draw.random() < 0.5:
         cut = cut // BLOCK_SIZE * BLOCK_SIZE
-    tail = [rng.randrange(VOCAB) for _ in range(rng.choice([0, 0, 1, rng.randint(1, 8)]))]
-    return trunk[:cut] + tail or [rng.randrange(VOCAB)]
+    tail = [draw.randrange(VOCAB) for _ in range(draw.choice([0, 0, 1, draw.randint(1, 8)]))]
+    return trunk[:cut] + tail or [draw.randrange(VOCAB)]
 
 
-def _solo(rng: random.Random, runner: Runner, prompt: list[int], seed: int) -> list[Solo]:
+def _solo(draw: random.Random, runner: Runner, prompt: list[int], seed: int) -> list[Solo]:
     """One request, or none when it hangs on a near tie."""
-    soft = rng.random() < 0.4
-    most = rng.randint(1, min(20, MOST_TOKENS - len(prompt)))
+    soft = draw.random() < 0.4
+    most = draw.randint(1, min(20, MOST_TOKENS - len(prompt)))
     params = SamplingParams(
         seed=seed,
-        temperature=rng.choice([0.7, 1.0]) if soft else 0.0,
-        top_p=rng.choice([1.0, 0.9]) if soft else 1.0,
-        top_k=rng.choice([0, 20]) if soft else 0,
+        temperature=draw.choice([0.7, 1.0]) if soft else 0.0,
+        top_p=draw.choice([1.0, 0.9]) if soft else 1.0,
+        top_k=draw.choice([0, 20]) if soft else 0,
         max_tokens=most,
-        min_tokens=min(most, rng.choice([0, 0, 0, 4])),
-        stop_token_ids=tuple(rng.sample(range(VOCAB), rng.choice([0, 0, 8]))),
-        ignore_eos=rng.random() < 0.3,
-        logprobs=TOP,
+        min_tokens=min(most, draw.choice([0, 0, 0, 4])),
+        stop_token_ids=tuple(draw.sample(range(VOCAB), draw.choice([0, 0, 8]))),
+        ignore_eos=draw.random() < 0.3,
+        logprobs=4,
     )
-    tokens, near = _alone(runner, prompt, params, seed)
-    stops = set(params.stop_token_ids) | (set() if params.ignore_eos else set(EOS))
+    tokens, clear = alone(runner, prompt, params, seed)
+    stops = ends_of(params)
     ends = [place for place, token in enumerate(tokens) if token in stops and place + 1 >= params.min_tokens]
     if ends:
         tokens = tokens[: ends[0] + 1]
-    if not soft and any(near[: len(tokens)]):
-        return []
-    return [Solo(prompt, params, seed, tokens, "stop" if ends else "length")]
+    return [Solo(prompt, params, seed, tokens, "stop" if ends else "length")] if all(clear[: len(tokens)]) else []
 
 
-def _alone(runner: Runner, prompt: list[int], params: SamplingParams, seed: int) -> tuple[list[int], list[bool]]:
-    """All max_tokens tokens, and where the likeliest ones are nearly alike."""
+def ends_of(params: SamplingParams) -> set[int]:
+    """Ids that end a request, once it has min_tokens."""
+    return set(params.stop_token_ids) | (set() if params.ignore_eos else set(EOS))
+
+
+def alone(runner: Runner, prompt: list[int], params: SamplingParams, seed: int) -> tuple[list[int], list[bool]]:
+    """All max_tokens tokens of a request without neighbours, and for each whether rounding cannot have decided it."""
     out: deque[Launched] = deque()
     driver = Driver(
         lambda plan: out.append(runner.launch(plan)),
@@ -232,47 +234,47 @@ def _alone(runner: Runner, prompt: list[int], params: SamplingParams, seed: int)
         block_size=BLOCK_SIZE,
     )
     assert params.max_tokens is not None
-    job = Job(prompt, params.max_tokens, params, seed)
+    job = Job(prompt, params.max_tokens, replace(params, logprobs=VOCAB), seed)
     driver.run([job])
-    leads = [
-        min(high - low for high, low in zip(entry.top_logprobs, entry.top_logprobs[1:], strict=False))
-        for entry in job.logprobs
+    choices = [
+        Choice(entry, params, seed, len(prompt) + place, ends_of(params) if place < params.min_tokens else set())
+        for place, entry in enumerate(job.logprobs)
     ]
-    return job.output, [lead < NEAR_TIE for lead in leads]
+    return job.output, [choice.is_clear(token) for choice, token in zip(choices, job.output, strict=True)]
 
 
 def real_trace(seed: int, pool: Sequence[Solo], requests: int = 8) -> Trace:
     """A random trace of requests of the pool: tiny devices, bursts, aborts, resumptions."""
-    rng = random.Random(seed)
+    draw = random.Random(seed)
     model = Model(
         vocab=VOCAB,
         eos=EOS,
-        groups=(KvGroup(None, rng.choice([MOST_TOKENS // BLOCK_SIZE, MOST_TOKENS // BLOCK_SIZE + 5, 40])),),
+        groups=(KvGroup(None, draw.choice([MOST_TOKENS // BLOCK_SIZE, MOST_TOKENS // BLOCK_SIZE + 5, 40])),),
         block_size=BLOCK_SIZE,
-        max_num_seqs=rng.choice([2, 3, 5, MOST_ROWS]),
-        max_num_batched_tokens=rng.choice([3, 8, 20, 64]),
+        max_num_seqs=draw.choice([2, 3, 5, MOST_ROWS]),
+        max_num_batched_tokens=draw.choice([3, 8, 20, 64]),
         max_model_len=128,
     )
     ticks: list[Tick] = []
     keys: list[RequestKey] = []
-    waiting = rng.sample(list(pool), requests)
+    waiting = draw.sample(list(pool), requests)
     while waiting:
-        burst = [waiting.pop() for _ in range(min(rng.choice([0, 1, 2, 5]), len(waiting)))]
-        arrivals = [_request(rng, solo) for solo in burst]
+        burst = [waiting.pop() for _ in range(min(draw.choice([0, 1, 2, 5]), len(waiting)))]
+        arrivals = [_request(draw, solo) for solo in burst]
         keys += [request.key for request in arrivals]
-        aborts = [key for key in keys if rng.random() < 0.02]
-        ticks.append(Tick(rng.choice([0.0, 0.01, 3.0]), arrivals, aborts))
+        aborts = [key for key in keys if draw.random() < 0.02]
+        ticks.append(Tick(draw.choice([0.0, 0.01, 3.0]), arrivals, aborts))
     return Trace(model, ticks)
 
 
-def _request(rng: random.Random, solo: Solo) -> Request:
-    made = rng.randrange(len(solo.tokens)) if rng.random() < 0.15 else 0
+def _request(draw: random.Random, solo: Solo) -> Request:
+    made = draw.randrange(len(solo.tokens)) if draw.random() < 0.15 else 0
     submit = Submit(
         request_id=f"r{solo.seed}",
         prompt=pack_ids(solo.prompt),
         params=solo.params,
-        priority=rng.choice([0, 0, 1, 5, -3]),
-        cache_salt=rng.choice([None, None, None, "salt", "s"]),
+        priority=draw.choice([0, 0, 1, 5, -3]),
+        cache_salt=draw.choice([None, None, None, "salt", "s"]),
         output=pack_ids(solo.tokens[:made]),
     )
-    return Request((rng.choice(CLIENTS), submit.request_id), submit, solo.tokens[made:], solo.finish)
+    return Request((draw.choice(CLIENTS), submit.request_id), submit, solo.tokens[made:], solo.finish)

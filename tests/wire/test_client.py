@@ -39,7 +39,7 @@ def test_an_output_may_leave_out_later_fields() -> None:
     [
         (CLIENT_TO_CORE, client.Hello(1, "http"), "93a568656c6c6f01a468747470"),
         (CLIENT_TO_CORE, client.Abort(["a"]), "92a561626f727491a161"),
-        (CORE_TO_CLIENT, client.Fatal("shutdown", "x"), "93a5666174616ca873687574646f776ea178"),
+        (CORE_TO_CLIENT, client.Fatal("shutdown", "x"), "94a5666174616ca873687574646f776ea178c3"),
     ],
     ids=name_of,
 )

@@ -22,6 +22,7 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
 PATHS = [
     *("/", "/docs", "/metrics", "/version", "/tokenize", "/v1/models", "/v1/models/chain", "/debug/invariants"),
     *("/v1/completions", "/v1/chat/completions", "//v1/models", "/v1/../v1/models", "/%76%31/models", "/V1/MODELS"),
+    *("/reports/load", "/reports/startup", "/reports/kernels", "/live%00", "/live;x", "/live/x", "/%6cive/../metrics"),
     *("/v1/models/", "/health/", "//health", "/live/../metrics", "/health/../metrics", "/HEALTH", "/ready%2f"),
 ]
 
