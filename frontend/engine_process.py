@@ -327,6 +327,20 @@ class EngineProcess:
             except Backpressure:
                 logger.warning("the engine core does not read; it was not told to drain")
 
+    async def wait_idle(self, seconds: float) -> None:
+        """Return when the core says that it has no request, or is gone; after `seconds` at the latest."""
+        deadline = time.monotonic() + seconds
+        while not self._is_idle() and time.monotonic() < deadline:  # noqa: ASYNC110 - the core is asked twice a second
+            await asyncio.sleep(LOOK_S)
+
+    def _is_idle(self) -> bool:
+        client = self.client
+        if client is None or client.fatal is not None or client.status is None:
+            return True
+        if client.lost is not None or client.status.state == "loading":
+            return False  # What is open will be submitted to the core that comes.
+        return client.status.running + client.status.waiting == 0
+
     async def stop(self) -> None:
         """End the connection and the process."""
         self.drain()

@@ -289,7 +289,7 @@ class Server:
         limit = self._prepared.config.http.shutdown_timeout
         if len(running):
             self._say(f"stopping: {len(running)} answers have {limit:g} s to finish; another signal ends them now")
-        idle = asyncio.create_task(running.wait_idle(limit))
+        idle = asyncio.create_task(self._idle(limit))
         hurry = asyncio.create_task(self._hurry.wait())
         try:
             await asyncio.wait({idle, hurry, engine}, return_when=asyncio.FIRST_COMPLETED)
@@ -301,6 +301,12 @@ class Server:
         if cut:
             self._say(f"stopping: {cut} answers were cut")
             await running.wait_idle(FAREWELL_S)
+
+    async def _idle(self, limit: float) -> None:
+        """Return when no answer is being made, over HTTP or for a Python client, or `limit` seconds have passed."""
+        deadline = time.monotonic() + limit
+        if await self._service.running.wait_idle(limit):
+            await self._engine.wait_idle(deadline - time.monotonic())
 
     async def _fail(self, failure: StartError) -> StartError:
         # Open answers heard of it from their own connection to the core; this is for those that did not.

@@ -7,19 +7,16 @@ launched before the one before it is done: a thread then waits for the steps, an
 from __future__ import annotations
 
 import contextlib
-import queue
 import socket
-import threading
 from collections import deque
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Final, Generic, Protocol, TypeVar
 
 from engine_core.wire.executor import StepPlan, StepResult
 
 L = TypeVar("L")
-# How long the thread waits at a time; nothing depends on it.
-WAIT_S: Final = 10.0
-# A thread that waits for a device that hangs is left behind: it is a daemon.
+# A device that hangs is not waited for at the end; whoever ends the process has a deadline of its own.
 END_S: Final = 2.0
 
 
@@ -49,13 +46,12 @@ class Collector(Generic[L]):
 
     def __init__(self, collect: Callable[[L], StepResult]) -> None:
         self._collect = collect
-        self._results: deque[StepResult | Exception] = deque()
-        self._out = 0
+        self._results: deque[StepResult] = deque()
 
     @property
     def out(self) -> int:
         """Steps put and not yet taken."""
-        return self._out
+        return len(self._results)
 
     def fileno(self) -> int | None:
         """A descriptor that is readable while there are results to take; None: they are there after `put`."""
@@ -63,7 +59,6 @@ class Collector(Generic[L]):
 
     def put(self, launched: L) -> None:
         """Have a step collected."""
-        self._out += 1
         self._results.append(self._collect(launched))
 
     def take(self) -> Iterator[StepResult]:
@@ -73,11 +68,7 @@ class Collector(Generic[L]):
             Exception: what collecting a step raised, after the results of the steps before it.
         """
         while self._results:
-            result = self._results.popleft()
-            if isinstance(result, Exception):
-                raise result
-            self._out -= 1
-            yield result
+            yield self._results.popleft()
 
     def close(self) -> None:
         """End; what was not taken is lost."""
@@ -88,17 +79,19 @@ class ThreadCollector(Collector[L]):
 
     Args:
         collect: waits for a launched step; it runs in the thread.
-        depth: steps that may be put and not yet taken.
     """
 
-    def __init__(self, collect: Callable[[L], StepResult], depth: int) -> None:
+    def __init__(self, collect: Callable[[L], StepResult]) -> None:
         super().__init__(collect)
-        # One place more, for the end.
-        self._todo: queue.Queue[L | None] = queue.Queue(depth + 1)
+        self._pool = ThreadPoolExecutor(1, "collector")
+        self._steps: deque[Future[StepResult]] = deque()
         self._reader, self._writer = socket.socketpair()
         self._reader.setblocking(False)
-        self._thread = threading.Thread(target=self._run, name="collector", daemon=True)
-        self._thread.start()
+
+    @property
+    def out(self) -> int:
+        """See Collector."""
+        return len(self._steps)
 
     def fileno(self) -> int:
         """See Collector."""
@@ -106,41 +99,27 @@ class ThreadCollector(Collector[L]):
 
     def put(self, launched: L) -> None:
         """See Collector."""
-        self._out += 1
-        self._todo.put_nowait(launched)
+        step = self._pool.submit(self._collect, launched)
+        self._steps.append(step)
+        step.add_done_callback(lambda _: self._writer.send(b"\0"))
 
     def take(self) -> Iterator[StepResult]:
         """See Collector."""
         # Bytes first: a result that comes after is announced by a byte that stays.
         with contextlib.suppress(BlockingIOError):
             self._reader.recv(4096)
-        return super().take()
+        while self._steps and self._steps[0].done():
+            yield self._steps.popleft().result()
 
     def close(self) -> None:
         """See Collector."""
-        self._todo.put_nowait(None)
-        self._thread.join(END_S)
-        if not self._thread.is_alive():
+        running = wait(self._steps, END_S).not_done
+        self._pool.shutdown(wait=not running, cancel_futures=True)
+        if not running:
             self._reader.close()
             self._writer.close()
-
-    def _run(self) -> None:
-        while (launched := self._next()) is not None:
-            try:
-                result: StepResult | Exception = self._collect(launched)
-            except Exception as error:  # noqa: BLE001 - the thread that takes raises it
-                result = error
-            self._results.append(result)
-            self._writer.send(b"\0")
-
-    def _next(self) -> L | None:
-        while True:
-            try:
-                return self._todo.get(timeout=WAIT_S)
-            except queue.Empty:
-                continue
 
 
 def collector_of(runner: StepRunner[L]) -> Collector[L]:
     """The collector that suits a runner."""
-    return Collector(runner.collect) if runner.depth == 1 else ThreadCollector(runner.collect, runner.depth)
+    return Collector(runner.collect) if runner.depth == 1 else ThreadCollector(runner.collect)

@@ -108,7 +108,7 @@ class ExecutorOptions(Struct, frozen=True, forbid_unknown_fields=True):
     cuda_graph_sizes: Annotated[
         tuple[Annotated[int, Meta(ge=1, le=4096)], ...],
         Meta(
-            description="rows that steps of single tokens are padded to, each size one CUDA graph (default: 1, 2, 4 .. 128 "
+            description="rows that steps of single tokens are padded to, each one CUDA graph (default: 1, 2, 4 .. 128 "
             "on CUDA; none on CPU, where the same padding can be asked for, and costs time)"
         ),
     ] = ()

@@ -30,6 +30,7 @@ TESTED_ELSEWHERE = {
     "frontend/cli/options.py": "tests/arch/test_options.py",
     "frontend/cli/serve.py": "tests/frontend/cli/test_main.py",
     "frontend/cli/version.py": "tests/arch/test_options.py",
+    "model_executor/models/expert_fields.py": "tests/model_executor/models/test_expert_families.py",
     # Proofs: what they do takes a real server.
     "frontend/cli/coverage.py": "tests/e2e/test_proof.py",
     "frontend/cli/report.py": "tests/e2e/test_proof.py",

@@ -29,6 +29,8 @@ TIGHT_BLOCKS = 24
 LONG_PROMPT = 8000
 BUDGET = 256
 DEADLINE_S = 60.0
+# Threads of one step wait for each other, which takes long where other processes have the cores.
+ONE_THREAD = ("--cpu-threads", "1")
 
 
 @dataclass
@@ -79,13 +81,15 @@ def take(answer: Answer, event: dict[str, Any]) -> None:
 
 
 async def begin(
-    http: httpx.AsyncClient, prompt: Sequence[int], count: int, **fields: Any
-) -> tuple[Answer, asyncio.Task[Answer]]:
-    """A completion that has begun to stream."""
-    answer = Answer()
-    task = asyncio.create_task(complete(http, prompt, count, answer, **fields))
-    await asyncio.wait_for(answer.began.wait(), DEADLINE_S)
-    return answer, task
+    http: httpx.AsyncClient, asked: Sequence[Sequence[int]], count: int, **fields: Any
+) -> asyncio.Future[list[Answer]]:
+    """Completions all of which have begun to stream."""
+    answers = [Answer() for _ in asked]
+    pairs = zip(asked, answers, strict=True)
+    tasks = asyncio.gather(*(complete(http, prompt, count, answer, **fields) for prompt, answer in pairs))
+    for answer in answers:
+        await asyncio.wait_for(answer.began.wait(), DEADLINE_S)
+    return tasks
 
 
 @dataclass(frozen=True)
@@ -129,7 +133,7 @@ def tight(rand_folder: Path) -> Iterator[Server]:
     """Four rows, few blocks, priorities."""
     flags = ("--max-num-seqs", "4", "--num-kv-blocks", str(TIGHT_BLOCKS), "--block-size", str(BLOCK_SIZE))
     more = ("--max-model-len", "128", "--max-num-batched-tokens", "64", "--scheduling-policy", "priority")
-    with Server(rand_folder, "--served-model-name", "rand", *flags, *more, "--debug-endpoints") as server:
+    with Server(rand_folder, "--served-model-name", "rand", *flags, *more, "--debug-endpoints", *ONE_THREAD) as server:
         yield server.wait_ready()
 
 
@@ -178,9 +182,9 @@ def test_an_urgent_request_does_not_wait_for_a_row(tight: Server, runner: Runner
 
     async def run() -> None:
         async with http_of(tight) as http:
-            begun = [await begin(http, each.prompt, count, priority=10) for each in slow]
+            rows = await begin(http, [each.prompt for each in slow], count, priority=10)
             urgent = await complete(http, fast.prompt, count, priority=0)
-            low = [await task for _, task in begun]
+            low = await rows
         assert [answer.token_ids for answer in low] == [each.expected for each in slow]
         assert urgent.token_ids == fast.expected
         # First come, first served, it would wait for the first row to get free.
@@ -231,16 +235,23 @@ def test_a_long_prompt_stops_nobody(tmp_path: Path) -> None:
     folder = write_rand(tmp_path / "rand", shape=Shape(max_position=LONG_PROMPT + 64))
     (long_prompt,) = prompts(1, vocab=RAND_SHAPE.vocab, seed=1, shortest=LONG_PROMPT, longest=LONG_PROMPT)
     short = prompts(6, vocab=RAND_SHAPE.vocab, seed=2, shortest=8, longest=20)
-    flags = ("--num-kv-blocks", "600", "--max-num-batched-tokens", str(BUDGET), "--no-enable-prefix-caching")
+    flags = (
+        "--num-kv-blocks",
+        "600",
+        "--max-num-batched-tokens",
+        str(BUDGET),
+        "--no-enable-prefix-caching",
+        *ONE_THREAD,
+    )
 
     async def run(server: Server) -> None:
         async with http_of(server) as http:
-            streams = [await begin(http, prompt, 400) for prompt in short[:2]]
+            streams = await begin(http, short[:2], 400)
             prefill = asyncio.create_task(complete(http, long_prompt, 1))
             await asyncio.sleep(0)  # it is sent first
             late = [await complete(http, prompt, 5) for prompt in short[2:]]
             long = await prefill
-            running = [await task for _, task in streams]
+            running = await streams
         end = long.arrivals[0]
         for answer in late:
             assert long.asked < answer.asked
@@ -265,7 +276,7 @@ async def no_hits(server: Server, prompt: list[int]) -> None:
 def test_the_trace_shows_every_step(rand_folder: Path, tmp_path: Path) -> None:
     """Which steps ran, what they were padded to, and what the core did meanwhile."""
     trace = tmp_path / "trace.json"
-    flags = ("--trace-file", str(trace), "--cuda-graph-sizes", "2", "4", "--debug-endpoints")
+    flags = ("--trace-file", str(trace), "--cuda-graph-sizes", "2", "4", "--debug-endpoints", *ONE_THREAD)
     asked = prompts(3, vocab=RAND_SHAPE.vocab, seed=9)
 
     async def run(server: Server) -> list[list[int]]:

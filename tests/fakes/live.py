@@ -184,7 +184,9 @@ class LiveServer:
             await self.client.wait_ready(DEADLINE_S)
         metrics = Metrics(NAME, lambda: self.client.status)
         self.service = Service(self._options, (NAME, "alias"), DirectEngine(self.client), metrics)
-        self.server = server = make_server(create_app(self.service, texts, "1.2.3"), self._limits, metrics.connection_cut)
+        self.server = server = make_server(
+            create_app(self.service, texts, "1.2.3"), self._limits, metrics.connection_cut
+        )
         with bind("127.0.0.1", 0) as listener:
             self.url = f"http://127.0.0.1:{listener.getsockname()[1]}"
             serving = asyncio.create_task(server.serve(sockets=[listener]))

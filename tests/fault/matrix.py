@@ -16,8 +16,7 @@ import httpx
 from msgspec import Struct
 
 from engine_core.wire import codec
-from engine_core.wire.client import PROTOCOL, Hello
-from frontend.client import Client
+from engine_core.wire.client import PROTOCOL, Hello, Status
 from tests.fakes.core_process import WireClient
 from tests.fakes.waiting import gone, until
 from tests.fault.rig import Rig, raw_request
@@ -33,7 +32,7 @@ FRONTEND_PAUSE_S: Final = 1.5
 GONE_S: Final = 5.0
 # A fast executor that takes a moment to load.
 SCRIPT: Final = "delay_s=0.01,load_s=0.4"
-SLOW_PREFILL: Final = "delay_s=0.06,load_s=0.4"
+SLOW_PREFILL: Final = "delay_s=0.03,load_s=0.4"
 SLOW_LOAD: Final = "delay_s=0.01,load_s=2"
 FLAGS: Final = (
     *("--max-num-seqs", "4", "--max-num-batched-tokens", "64", "--block-size", "4", "--max-restarts", "5"),
@@ -179,7 +178,7 @@ class Run:
         client = rig.client()
         client.wait_ready(20.0)
         traffic = Traffic(rig, client)
-        self._enter(rig, client, traffic)
+        self._enter(rig, traffic)
         self.record.requests = traffic.under_way()
         before = rig.pids()
         watch = Watch(rig)
@@ -198,18 +197,26 @@ class Run:
 
     # Into the phase.
 
-    def _enter(self, rig: Rig, client: Client, traffic: Traffic) -> None:
+    def _enter(self, rig: Rig, traffic: Traffic) -> None:
+        probe = WireClient(rig.socket)
+        try:
+            probe.hello("probe")
+            self._reach(rig, probe, traffic)
+        finally:
+            probe.close()
+
+    def _reach(self, rig: Rig, probe: WireClient, traffic: Traffic) -> None:
         phase = self.case.phase
         if phase == "idle":
             return
         if phase == "prefill":
             start_prefill(traffic)
-            until("a step of the prompts has run, and no token is made", lambda: _in_prefill(client))
+            until("a step of the prompts has run, and no token is made", lambda: _in_prefill(probe.status()))
             return
-        start_mixed(traffic, 60 if phase != "preempted" else 40)
-        until("tokens are made", lambda: _status(client).generation_tokens > 8)
+        start_mixed(traffic, 80 if phase != "preempted" else 50)
+        until("all are taken, and tokens are made", lambda: _all_at_work(probe.status()))
         if phase == "preempted":
-            until("a row was preempted", lambda: _status(client).preemptions > 0, 20.0)
+            until("a row was preempted", lambda: probe.status().preemptions > 0, 20.0)
         elif phase == "recovering":
             rig.next_scripts(SLOW_LOAD, SCRIPT)
             os.kill(rig.pid(2), signal.SIGKILL)
@@ -365,6 +372,10 @@ class Run:
             self.faults.append(what)
 
 
+# Sequences that start_mixed makes.
+MIXED: Final = 9
+
+
 def start_mixed(traffic: Traffic, count: int) -> None:
     """Streams, non-streams, n = 2, Python clients; more sequences than rows, so that some wait."""
     for kind, n, prompt, logprobs in (
@@ -385,23 +396,13 @@ def start_prefill(traffic: Traffic) -> None:
         traffic.start(Request(kind, [number * 7 + i % 100 for i in range(900)], 10, n))
 
 
-class _Seen(Struct):
-    steps: int = 0
-    generation_tokens: int = 0
-    preemptions: int = 0
+def _all_at_work(status: Status) -> bool:
+    return status.running + status.waiting == MIXED and status.generation_tokens > 8
 
 
-def _status(client: Client) -> _Seen:
-    status = client.status
-    if status is None:
-        return _Seen()
-    return _Seen(status.steps, status.generation_tokens, status.preemptions)
-
-
-def _in_prefill(client: Client) -> bool:
-    seen = _status(client)
-    assert seen.generation_tokens == 0, "the prompts are computed already"
-    return seen.steps > 0
+def _in_prefill(status: Status) -> bool:
+    assert status.generation_tokens == 0, "the prompts are computed already"
+    return status.steps > 0
 
 
 def run_case(case: Case, model: Path) -> Record:

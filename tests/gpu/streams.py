@@ -12,8 +12,8 @@ from torch import Tensor
 
 from engine_core.wire.executor import KvGroup, StepPlan, StepResult
 from engine_core.wire.sampling import SamplingParams
-from model_executor.batch import BatchInputs, on_device
-from model_executor.graph import DEFAULT_BUCKETS, GraphRunner
+from model_executor.batch import on_device
+from model_executor.graph import DEFAULT_BUCKETS
 from model_executor.runner import Launched, Runner
 from model_executor.slots import SlotLimits, Slots
 from tests.gpu.cases import relative_error
@@ -26,15 +26,6 @@ BLOCKS = 900
 BUSY_CYCLES = 200_000_000
 # Twelve layers: errors of one step grow through the cache of the next.
 DEEP = Sizes(hidden=256, layers=12, heads=8, kv_heads=2, head_dim=64, intermediate=512, vocab=2048, max_len=1024)
-
-
-class GraphedRunner(Runner):
-    """A Runner whose forward passes go through a GraphRunner."""
-
-    graphs: GraphRunner
-
-    def _logits(self, batch: BatchInputs) -> Tensor:
-        return self.graphs.run(batch)
 
 
 def streams(report: Report, shard: int, shards: int) -> None:
@@ -60,14 +51,14 @@ def _streams(model: Model, sizes: Sizes, *, graphs: bool, depth: int, chunk: int
     draw = random.Random(1)
     jobs = [_job(index, sizes, draw, dry=report.dry) for index in range(4 if report.dry else 24)]
     limits = SlotLimits(len(jobs), sizes.max_len, size, model.cache.pools, sizes.vocab, sizes.vocab, ())
-    runner = GraphedRunner(
+    runner = Runner(
         model.decoder,
         model.cache,
         Slots(limits, device),
         sample_vocab_size=sizes.vocab,
         max_num_batched_tokens=10**6,
+        buckets=DEFAULT_BUCKETS if graphs else (),
     )
-    runner.graphs = model.graphs(DEFAULT_BUCKETS, enabled=graphs)
     out: deque[Launched] = deque()
 
     def send(plan: StepPlan) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from collections.abc import Iterator
 from typing import Any, Literal
 
 import pytest
@@ -48,9 +49,20 @@ def begin(stack: Stack, phase: Phase, fields: dict[str, Any], salt: str) -> sock
     return connection
 
 
-@pytest.mark.parametrize("how", ["fin", "rst"])
-@pytest.mark.parametrize("fields", [{}, {"n": 3}, {"stream": True}, {"stream": True, "n": 3}], ids=str)
-@pytest.mark.parametrize("phase", ["queued", "prefill", "decode"])
+FIELDS: list[dict[str, Any]] = [{}, {"n": 3}, {"stream": True}, {"stream": True, "n": 3}]
+PHASES: tuple[Phase, ...] = ("queued", "prefill", "decode")
+
+
+def cases() -> Iterator[Any]:
+    """Every phase with every kind of request and both ways to leave; the second half of them is slow."""
+    for row, phase in enumerate(PHASES):
+        for column, fields in enumerate(FIELDS):
+            ways: tuple[Leaving, Leaving] = ("fin", "rst") if (row + column) % 2 else ("rst", "fin")
+            yield phase, fields, ways[0]
+            yield pytest.param(phase, fields, ways[1], marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize(("phase", "fields", "how"), list(cases()), ids=str)
 def test_leaving_frees_everything(slow_stack: Stack, phase: Phase, fields: dict[str, Any], how: Leaving) -> None:
     stack = slow_stack
     ended = stack.live.metric("tercet_engine_requests_finished_total", reason="abort")

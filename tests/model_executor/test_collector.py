@@ -37,7 +37,7 @@ def gate() -> Gate:
 
 @pytest.fixture
 def steps(gate: Gate) -> Iterator[ThreadCollector[int]]:
-    collector = ThreadCollector(gate, 2)
+    collector = ThreadCollector(gate)
     yield collector
     collector.close()
 
@@ -102,11 +102,11 @@ def test_results_before_a_failure_are_taken_first(steps: ThreadCollector[int], g
 
 
 def test_it_ends_while_a_step_is_out(gate: Gate) -> None:
-    collector = ThreadCollector(gate, 2)
+    collector = ThreadCollector(gate)
     collector.put(1)
     gate.open()
     collector.close()
-    assert "collector" not in [thread.name for thread in threading.enumerate()]
+    assert not [thread.name for thread in threading.enumerate() if thread.name.startswith("collector")]
 
 
 class Runner:

@@ -42,7 +42,7 @@ def raised() -> Exception:
 
 def test_a_line_for_people() -> None:
     line = LineFormatter("core", "text", values=True).format(record("seen %d", 5, tokens=3, name="x y"))
-    assert line == "1970-01-02T00:00:00.250Z WARNING core some.module seen 5 tokens=3 name=\"x y\""
+    assert line == '1970-01-02T00:00:00.250Z WARNING core some.module seen 5 tokens=3 name="x y"'
 
 
 def test_a_line_for_programs() -> None:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from engine_core.wire.pulse import Pulse, sample
+from engine_core.wire.pulse import STOPPED_STATES, Pulse, sample
 from tests.fakes.waiting import until
 
 
@@ -39,22 +39,24 @@ def test_a_process_that_is_gone() -> None:
     assert sample(process.pid) is None
 
 
+def is_stopped(pid: int) -> bool:
+    seen = sample(pid)
+    return seen is not None and seen.state in STOPPED_STATES
+
+
 def test_stopped_and_continued(sleeper: subprocess.Popen[bytes]) -> None:
     pulse = Pulse(sleeper.pid, 100.0)
     pulse.look(101.0)
     assert (pulse.stopped, pulse.stopped_s(101.0)) == (False, 0.0)
     sleeper.send_signal(signal.SIGSTOP)
-
-    def stopped() -> bool:
-        pulse.look(103.0)
-        return pulse.stopped
-
-    until("it is stopped", stopped)
-    assert pulse.stopped_s(104.0) == 3.0
+    until("it is stopped", lambda: is_stopped(sleeper.pid))
+    pulse.look(103.0)
+    assert (pulse.stopped, pulse.stopped_s(104.0)) == (True, 3.0)
     pulse.forgive(2.0)
     assert pulse.stopped_s(104.0) == 1.0
     sleeper.send_signal(signal.SIGCONT)
-    until("it goes on", lambda: not stopped())
+    until("it goes on", lambda: not is_stopped(sleeper.pid))
+    pulse.look(109.0)
     assert pulse.stopped_s(110.0) == 0.0
 
 

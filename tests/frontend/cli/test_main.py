@@ -39,7 +39,12 @@ def test_flags_of_every_kind() -> None:
         *("m", "--port", "0", "--api-key", "a", "--api-key", "b", "--served-model-name", "x"),
         *("--dtype", "float16", "--max-model-len", "99", "--no-async-scheduling", "--debug-endpoints"),
         *("--shutdown-timeout", "0.5", "--kv-cache-memory-bytes", "1000000", "--seed=7"),
+        *("--cuda-graph-sizes", "1", "4", "--enforce-eager", "--trace-file", "steps.json"),
     )
+    assert config.engine.executor.cuda_graph_sizes == (1, 4)
+    assert config.engine.executor.enforce_eager
+    # The engine core may have another working directory.
+    assert config.reports.trace_file == str(Path("steps.json").absolute())
     assert config.http.api_key == ("a", "b")
     assert config.http.shutdown_timeout == 0.5
     assert config.http.debug_endpoints

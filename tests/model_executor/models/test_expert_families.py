@@ -29,6 +29,7 @@ KEPT = [0, 3, 5]
 PROMPT = np.random.default_rng(5).integers(0, VOCAB, 40).tolist()
 BLOCKS, BLOCK_SIZE = 200, 4
 TOKEN_BYTES = {"mixtral": 2 * 2 * 8, "qwen3-moe": 2 * 2 * 16}
+WINDOWS = {"mixtral": 9}
 OPERATORS = {
     "mixtral": ["attention", "kv_append", "experts"],
     "qwen3-moe": ["attention", "kv_append", "experts"],
@@ -142,7 +143,8 @@ def test_greedy_tokens_over_the_wire(folder: Path, name: str, reference: Referen
     assert [job.output for job in jobs] == [list(item.token_ids) for item in continuations]
     # The latent and the rotated part of one key.
     token_bytes = 6 * 4 * TOKEN_BYTES.get(name, 20 + 6)
-    assert ready.memory["kv_cache"] == token_bytes * (BLOCKS + 1) * BLOCK_SIZE
+    assert [group.window for group in ready.kv_groups] == [WINDOWS.get(name)]
+    assert ready.memory["kv_cache"] == token_bytes * (ready.num_kv_blocks + 1) * BLOCK_SIZE
     operators = OPERATORS.get(name, ["mla_attention", "kv_append", "experts"])
     assert {choice.operator for choice in ready.kernels} == set(operators)
 
