@@ -42,7 +42,11 @@ def main() -> int:
         logging.getLogger(__name__).error("%s", error)  # noqa: TRY400 - the message says all
         return EXIT_USAGE
     log_lines("executor", config.log.log_format)
-    return work(config, arguments.socket, arguments.epoch, began)
+    try:
+        return work(config, arguments.socket, arguments.epoch, began)
+    finally:
+        # The status stands: a core that ends this process now must not turn it, nor break into the interpreter's end.
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
 
 def _leave(_number: int, _frame: FrameType | None) -> None:
