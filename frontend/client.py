@@ -35,6 +35,30 @@ LOOK_S: Final = 1.0
 CLOSE_S: Final = 5.0
 
 
+class Errand(Generic[T]):
+    """Work for a loop that can be called off before it has begun. Methods run in the loop's thread."""
+
+    def __init__(self, work: Coroutine[Any, Any, T]) -> None:
+        self._work = work
+        self._task: asyncio.Task[Any] | None = None
+        self._cancelled = False
+
+    async def run(self) -> T:
+        """Do it."""
+        if self._cancelled:
+            raise asyncio.CancelledError
+        self._task = asyncio.current_task()
+        return await self._work
+
+    def cancel(self) -> None:
+        """Call it off; nothing happens when it is done."""
+        self._cancelled = True
+        if self._task is None:
+            self._work.close()
+        else:
+            self._task.cancel()
+
+
 class LoopThread:
     """An event loop in a thread of its own."""
 
@@ -52,8 +76,9 @@ class LoopThread:
         if not self._thread.is_alive():
             work.close()
             raise EngineDead("the client was closed")
-        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        errand = Errand(work)
         try:
+            future = asyncio.run_coroutine_threadsafe(errand.run(), self._loop)
             while True:
                 try:
                     return future.result(LOOK_S)
@@ -63,7 +88,8 @@ class LoopThread:
                     if not self._thread.is_alive():
                         raise EngineDead("the client was closed") from None
         except BaseException:
-            future.cancel()
+            # An interrupt may come before `future` is bound, so the errand itself is told.
+            self.call(errand.cancel)
             raise
 
     @property
