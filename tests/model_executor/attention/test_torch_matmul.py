@@ -7,25 +7,8 @@ from hypothesis import strategies as st
 
 from model_executor.attention import torch_matmul
 from model_executor.attention.torch_matmul import TorchMatmul
-from model_executor.attention.torch_ref import TorchReference
-from tests.model_executor.paged import Case, make_case, make_problem
-
-# Float32 sums of at most 130 terms of size 1, in another order.
-TOLERANCE = {torch.float32: 4e-6, torch.bfloat16: 2e-2, torch.float16: 2e-3}
-ROWS = st.lists(
-    st.tuples(st.integers(0, 120), st.just(1)) | st.tuples(st.integers(0, 40), st.integers(1, 9)),
-    min_size=1,
-    max_size=8,
-)
-
-
-def difference(case: Case) -> float:
-    """Largest difference between the fast path and the oracle."""
-    fast, oracle = (
-        kernel(case.problem).forward(case.query, case.cache[0], case.batch) for kernel in (TorchMatmul, TorchReference)
-    )
-    assert fast.dtype == case.problem.dtype
-    return float((fast.float() - oracle.float()).abs().max())
+from tests.model_executor.against_oracle import ROWS, TOLERANCE, difference
+from tests.model_executor.paged import make_case, make_problem
 
 
 @settings(max_examples=120, deadline=None)
@@ -46,7 +29,7 @@ def test_equals_the_oracle(
     seed: int,
 ) -> None:
     problem = make_problem(*heads, block_size=block_size, window=window, soft_cap=soft_cap)
-    assert difference(make_case(problem, rows, seed)) < TOLERANCE[torch.float32]
+    assert difference(TorchMatmul, make_case(problem, rows, seed)) < TOLERANCE[torch.float32]
 
 
 @pytest.mark.parametrize("portion", [1, 40, 300])
@@ -54,7 +37,7 @@ def test_equals_the_oracle(
 def test_portions_of_a_long_prompt(monkeypatch: pytest.MonkeyPatch, portion: int, window: int | None) -> None:
     monkeypatch.setattr(torch_matmul, "SCORES_AT_ONCE", portion)
     problem = make_problem(window=window, soft_cap=2.0)
-    assert difference(make_case(problem, [(0, 33), (12, 9), (30, 1)], seed=4)) < TOLERANCE[torch.float32]
+    assert difference(TorchMatmul, make_case(problem, [(0, 33), (12, 9), (30, 1)], seed=4)) < TOLERANCE[torch.float32]
 
 
 @pytest.mark.parametrize("dtype", list(TOLERANCE))
@@ -62,7 +45,7 @@ def test_portions_of_a_long_prompt(monkeypatch: pytest.MonkeyPatch, portion: int
 def test_equals_the_oracle_in_each_dtype(dtype: torch.dtype, head_dim: int) -> None:
     problem = make_problem(6, 2, head_dim, 16, dtype, soft_cap=20.0)
     rows = [(40, 1), (0, 33), (41, 1), (16, 16), (0, 1), (3, 5)]
-    assert difference(make_case(problem, rows, seed=1, poison=200.0)) < TOLERANCE[dtype]
+    assert difference(TorchMatmul, make_case(problem, rows, seed=1, poison=200.0)) < TOLERANCE[dtype]
 
 
 @pytest.mark.parametrize("window", [None, 3])
