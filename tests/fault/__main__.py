@@ -9,7 +9,9 @@ from pathlib import Path
 
 import msgspec
 
-from tests.fault.matrix import Record, all_cases, run_case, table
+from tests.fault.case import all_cases
+from tests.fault.matrix import run_case
+from tests.fault.record import Record, table
 from tests.fixtures.chain import write_chain
 
 

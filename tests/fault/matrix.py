@@ -1,30 +1,23 @@
-"""The fault matrix: which process, which fault, at which moment; what must be true after; how long it took."""
+"""The fault matrix: each case on a server of its own; what must be true after, and how long it took."""
 
 from __future__ import annotations
 
-import itertools
 import os
 import signal
-import threading
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
-
-import httpx
-from msgspec import Struct
 
 from engine_core.wire import codec
 from engine_core.wire.client import PROTOCOL, Hello, Status
 from tests.fakes.core_process import WireClient
 from tests.fakes.waiting import gone, until
+from tests.fault.case import Case
+from tests.fault.record import Record
 from tests.fault.rig import Rig, raw_request
-from tests.fault.traffic import Request, Traffic
+from tests.fault.traffic import MIXED, Traffic, start_mixed, start_prefill
+from tests.fault.watch import Watch
 
-PROCESSES: Final = ("executor", "core", "frontend")
-FAULTS: Final = ("kill", "stop", "term", "exit", "garbage", "version")
-PHASES: Final = ("idle", "loading", "prefill", "decode", "preempted", "recovering", "draining")
 PLACES: Final = {"frontend": 0, "core": 1, "executor": 2}
 
 STEP_TIMEOUT_S: Final = 2.0
@@ -40,101 +33,6 @@ FLAGS: Final = (
 )
 LARGE_POOL: Final = ("--num-kv-blocks", "1024")
 SMALL_POOL: Final = ("--num-kv-blocks", "28")
-
-
-@dataclass(frozen=True)
-class Case:
-    """One cell of the matrix."""
-
-    process: str
-    fault: str
-    phase: str
-
-    @property
-    def name(self) -> str:
-        """For reports."""
-        return f"{self.process}-{self.fault}-{self.phase}"
-
-    @property
-    def pid_changes(self) -> bool:
-        """Whether the process has to be replaced."""
-        ends_process = {
-            "executor": ("kill", "stop", "term", "exit", "version"),
-            "core": ("kill", "stop", "term", "exit"),
-        }
-        return self.fault in ends_process.get(self.process, ())
-
-    @property
-    def ends(self) -> int | None:
-        """The exit status of the server, where the fault ends it by right; None: it goes on."""
-        if self.process == "frontend":
-            return {"kill": -signal.SIGKILL, "exit": -signal.SIGABRT, "term": 0}.get(self.fault)
-        if self.process == "executor" and self.phase == "loading":
-            # What an executor does or says by itself at the first start would happen again.
-            return {"exit": 4, "version": 3}.get(self.fault)
-        return None
-
-
-class Record(Struct):
-    """How a case went.
-
-    Attributes:
-        case: its name; ok: whether all was as it must be; faults: what was not.
-        detect_s: from the fault to the first sign of it; recover_s: to the end of the trouble; None: no trouble showed.
-        requests: how many were under way; seconds: the whole case.
-    """
-
-    case: str
-    ok: bool = False
-    faults: list[str] = []
-    detect_s: float | None = None
-    recover_s: float | None = None
-    requests: int = 0
-    seconds: float = 0.0
-
-
-def all_cases() -> list[Case]:
-    """The whole matrix."""
-    return [Case(*cell) for cell in itertools.product(PROCESSES, FAULTS, PHASES)]
-
-
-class Watch:
-    """Looks at health and process ids all the time, from the fault on.
-
-    Attributes:
-        detected, recovered: moments of the first sign of trouble, and of the latest return to health after it.
-    """
-
-    def __init__(self, rig: Rig) -> None:
-        self._rig = rig
-        self._url = rig.url
-        self._pids = rig.pids()
-        self._done = threading.Event()
-        self._thread = threading.Thread(target=self._run)
-        self.began = time.monotonic()
-        self.detected: float | None = None
-        self.recovered: float | None = None
-        self._thread.start()
-
-    def _run(self) -> None:
-        with httpx.Client(base_url=self._url, trust_env=False, timeout=10.0) as http:
-            while not self._done.wait(0.02):
-                try:
-                    well = http.get("/health").status_code == 200
-                except httpx.TransportError:
-                    well = False
-                now = time.monotonic()
-                if self.detected is None and (not well or self._rig.pids() != self._pids):
-                    self.detected = now
-                if self.detected is not None and not well:
-                    self.recovered = None
-                elif self.detected is not None and self.recovered is None:
-                    self.recovered = now
-
-    def stop(self) -> None:
-        """Look no more."""
-        self._done.set()
-        self._thread.join(15.0)
 
 
 class Run:
@@ -372,30 +270,6 @@ class Run:
             self.faults.append(what)
 
 
-# Sequences that start_mixed makes.
-MIXED: Final = 9
-
-
-def start_mixed(traffic: Traffic, count: int) -> None:
-    """Streams, non-streams, n = 2, Python clients; more sequences than rows, so that some wait."""
-    for kind, n, prompt, logprobs in (
-        ("stream", 1, [1, 2, 3], None),
-        ("stream", 2, [4, 5, 6, 7], None),
-        ("whole", 1, [8, 9], 2),
-        ("python", 1, [10, 11, 12], 3),
-        ("stream", 1, [13] * 10, 1),
-        ("whole", 2, [14, 15], None),
-        ("python", 1, [16], None),
-    ):
-        traffic.start(Request(kind, prompt, count, n, logprobs))
-
-
-def start_prefill(traffic: Traffic) -> None:
-    """Prompts that take many steps."""
-    for number, (kind, n) in enumerate((("stream", 1), ("whole", 1), ("python", 1), ("stream", 2))):
-        traffic.start(Request(kind, [number * 7 + i % 100 for i in range(900)], 10, n))
-
-
 def _all_at_work(status: Status) -> bool:
     return status.running + status.waiting == MIXED and status.generation_tokens > 8
 
@@ -408,15 +282,3 @@ def _in_prefill(status: Status) -> bool:
 def run_case(case: Case, model: Path) -> Record:
     """Run one case."""
     return Run(case, model).run()
-
-
-def table(records: list[Record]) -> str:
-    """The records as a Markdown table."""
-    show: Callable[[float | None], str] = lambda seconds: "-" if seconds is None else f"{seconds:.2f}"  # noqa: E731
-    lines = ["| case | result | requests | detect s | recover s |", "|---|---|---|---|---|"]
-    for record in records:
-        result = "ok" if record.ok else "; ".join(record.faults).replace("|", "/")[:300]
-        times = f"{show(record.detect_s)} | {show(record.recover_s)}"
-        lines.append(f"| {record.case} | {result} | {record.requests} | {times} |")
-    passed = sum(record.ok for record in records)
-    return "\n".join([*lines, "", f"{passed} of {len(records)} cases ok"])

@@ -11,7 +11,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from tests.fault.matrix import Case, Record, all_cases, run_case, table
+from tests.fault.case import Case, all_cases
+from tests.fault.matrix import run_case
+from tests.fault.record import Record, table
 
 # Each process with each of its faults, each phase with each process.
 ALWAYS = {

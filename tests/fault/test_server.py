@@ -15,9 +15,8 @@ from frontend.client import Client
 from frontend.errors import EngineDead
 from tests.fakes.executor import continuation
 from tests.fakes.waiting import gone, until
-from tests.fault.matrix import start_mixed
 from tests.fault.rig import Rig
-from tests.fault.traffic import Request, Traffic
+from tests.fault.traffic import Request, Traffic, start_mixed
 
 SCRIPT = "delay_s=0.01"
 POISON = 499

@@ -6,7 +6,7 @@ import json
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 import httpx
 
@@ -16,7 +16,9 @@ from frontend.errors import FrontendError
 from tests.fakes.executor import continuation
 from tests.fault.rig import Rig
 
-ANSWER_S = 60.0
+ANSWER_S: Final = 60.0
+# Sequences that start_mixed makes.
+MIXED: Final = 9
 
 Expected = Callable[[Sequence[int], int], list[int]]
 
@@ -194,3 +196,23 @@ def _take(request: Request, part: dict[str, Any]) -> None:
         got.text += choice["text"]
         got.logprobs += len((choice.get("logprobs") or {}).get("tokens", []))
         got.finish = choice["finish_reason"] or got.finish
+
+
+def start_mixed(traffic: Traffic, count: int) -> None:
+    """Streams, non-streams, n = 2, Python clients; more sequences than rows, so that some wait."""
+    for kind, n, prompt, logprobs in (
+        ("stream", 1, [1, 2, 3], None),
+        ("stream", 2, [4, 5, 6, 7], None),
+        ("whole", 1, [8, 9], 2),
+        ("python", 1, [10, 11, 12], 3),
+        ("stream", 1, [13] * 10, 1),
+        ("whole", 2, [14, 15], None),
+        ("python", 1, [16], None),
+    ):
+        traffic.start(Request(kind, prompt, count, n, logprobs))
+
+
+def start_prefill(traffic: Traffic) -> None:
+    """Prompts that take many steps."""
+    for number, (kind, n) in enumerate((("stream", 1), ("whole", 1), ("python", 1), ("stream", 2))):
+        traffic.start(Request(kind, [number * 7 + i % 100 for i in range(900)], 10, n))
