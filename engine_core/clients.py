@@ -33,6 +33,7 @@ log = logging.getLogger(__name__)
 
 # Frames taken in one go; the executor's results get their turn in between.
 BATCH: Final = 256
+BATCH_BYTES: Final = 8 * 2**20
 # Clients removed against their will that are remembered, to be told should they go on talking.
 REMEMBERED: Final = 64
 
@@ -77,10 +78,14 @@ class Clients:
         return len(self._known)
 
     async def receive(self) -> list[list[bytes]]:
-        """Wait for a message, then collect what else is there, at most BATCH; `take` is called on each, in order."""
+        """Wait for a message, then collect what else is there, until it is BATCH messages or BATCH_BYTES; `take` is
+        called on each, in order.
+        """
         batch = [await self._socket.recv_multipart()]
-        while len(batch) < BATCH and (frames := receive_now(self._socket)) is not None:
+        size = _size(batch[0])
+        while len(batch) < BATCH and size < BATCH_BYTES and (frames := receive_now(self._socket)) is not None:
             batch.append(frames)
+            size += _size(frames)
         return batch
 
     def take(self, frames: list[bytes], now: float) -> tuple[bytes, ClientToCore] | None:
@@ -198,3 +203,7 @@ class Clients:
             return
         self.invalid += 1
         self.send(identity, Rejected(request_id, "invalid", str(error)))
+
+
+def _size(frames: list[bytes]) -> int:
+    return sum(map(len, frames))

@@ -268,16 +268,19 @@ class Engine:
 
     async def _serve_clients(self) -> None:
         while True:
-            batch = await self._clients.receive()
-            now = self._clock()
-            for frames in batch:
-                if (taken := self._clients.take(frames, now)) is not None:
-                    self._on_message(*taken, now)
-                    # At once: the same client may say hello again in this batch.
-                    self._end_lost(now)
-            self._settle(now)
+            # No name is bound to the frames: while the next ones are waited for, these are gone.
+            self._take(await self._clients.receive())
             # A full inbox gives receive() no reason to wait; the executor must have its turn.
             await asyncio.sleep(0)
+
+    def _take(self, batch: list[list[bytes]]) -> None:
+        now = self._clock()
+        for frames in batch:
+            if (taken := self._clients.take(frames, now)) is not None:
+                self._on_message(*taken, now)
+                # At once: the same client may say hello again in this batch.
+                self._end_lost(now)
+        self._settle(now)
 
     def _on_message(self, client: bytes, message: ClientToCore, now: float) -> None:
         match message:

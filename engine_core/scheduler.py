@@ -85,6 +85,7 @@ class Scheduler:
                 priority=submit.priority,
                 salt=submit.cache_salt,
                 now=now,
+                earlier=submit.earlier,
             )
         )
         return None
@@ -247,7 +248,10 @@ class Scheduler:
         reason = seq.rules.verdict(token, len(seq.tokens))
         if reason is not None:
             return self._finish(seq, reason, now, token, logprobs)
-        return Output(seq.key[1], [token], logprobs=logprobs, cached_tokens=seq.cached_tokens if first else 0)
+        if not first:
+            return Output(seq.key[1], [token], logprobs=logprobs)
+        times = seq.times(now)
+        return Output(seq.key[1], [token], logprobs=logprobs, cached_tokens=seq.cached_tokens, times=times)
 
     def _finish(
         self,

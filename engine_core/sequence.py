@@ -58,10 +58,12 @@ class Sequence:
         priority: smaller is more urgent.
         salt: prefixes are shared only among equal salts.
         now: time of arrival, in seconds.
+        earlier: where its seconds went before it arrived here, if an earlier incarnation of the core had it.
 
     Attributes:
         status, tokens, computed, assumed: as above.
         peak: the largest `computed` that has come back, over all lives: progress is what raises it.
+        continued: it arrived with output.
         in_flight: plans in flight that hold a row of this sequence; last_step: the latest of them.
         slot: of the executor, while running.
         cached_tokens: prompt tokens that came out of the prefix cache when it first started.
@@ -80,6 +82,8 @@ class Sequence:
         "cached_tokens",
         "committed",
         "computed",
+        "continued",
+        "earlier",
         "first_token_at",
         "hashes",
         "held",
@@ -116,6 +120,7 @@ class Sequence:
         priority: int,
         salt: str | None,
         now: float,
+        earlier: RequestTimes | None = None,
     ) -> None:
         self.key = key
         self.order = order
@@ -127,6 +132,8 @@ class Sequence:
         self.priority = priority
         self.salt = salt
         self.arrival = now
+        self.earlier = earlier
+        self.continued = len(tokens) > prompt_len
         self.status = Status.WAITING
         self.computed = 0
         self.assumed = 0
@@ -228,9 +235,12 @@ class Sequence:
         started = now if self.started_at is None else self.started_at
         first = now if self.first_token_at is None else self.first_token_at
         last = first if self.last_token_at is None else self.last_token_at
-        return RequestTimes(
-            queued=started - self.arrival, prefill=first - started, decode=last - first, preemptions=self.preemptions
-        )
+        before = self.earlier or RequestTimes(0.0, 0.0, 0.0, 0)
+        preemptions = before.preemptions + self.preemptions
+        if self.continued:
+            # Its first token came before: all since then is decode.
+            return RequestTimes(before.queued, before.prefill, before.decode + last - self.arrival, preemptions)
+        return RequestTimes(before.queued + started - self.arrival, first - started, last - first, preemptions)
 
     def violations(self) -> list[str]:
         """Which of its own invariants do not hold."""

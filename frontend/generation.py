@@ -50,11 +50,21 @@ class Stream:
         self._reader: asyncio.Future[None] | None = None
         self._cached_tokens = 0
         self._continued = False
+        self._began = loop.time()
+        self._first: tuple[float, RequestTimes] | None = None
 
     def resumed(self) -> Submit:
         """The submission that continues this request on another core: the tokens that came count as generated."""
         self._continued |= bool(self.received)
-        return msgspec.structs.replace(self.submit, output=pack_ids(self.received), resumed=self.sent)
+        output, earlier = pack_ids(self.received), self._earlier()
+        return msgspec.structs.replace(self.submit, output=output, resumed=self.sent, earlier=earlier)
+
+    def _earlier(self) -> RequestTimes:
+        """Where the request's seconds went until now."""
+        if self._first is None:
+            return RequestTimes(self.loop.time() - self._began, 0.0, 0.0, 0)
+        at, times = self._first
+        return msgspec.structs.replace(times, decode=self.loop.time() - at)
 
     def feed(self, output: Output) -> None:
         """Add an Output; too much that nobody read aborts the request."""
@@ -65,6 +75,8 @@ class Stream:
         elif output.cached_tokens != self._cached_tokens:
             # What the first core found cached counts, not what a later one did when it computed all anew.
             output = msgspec.structs.replace(output, cached_tokens=self._cached_tokens)
+        if output.times is not None and not self.received:
+            self._first = self.loop.time(), output.times
         self.received.extend(output.token_ids)
         self._waiting.append(output)
         self._waiting_bytes += _cost(output)

@@ -48,6 +48,7 @@ class Submit(Struct, frozen=True, array_like=True, tag="submit"):
         output: tokens that an earlier incarnation of the core already produced, packed as the prompt is;
             they count against max_tokens and are not sent again.
         resumed: an earlier incarnation of the core had taken it: no queue is too full for it, and a drain takes it.
+        earlier: where its seconds went before this submission; None: it is new.
     """
 
     request_id: RequestId
@@ -57,6 +58,7 @@ class Submit(Struct, frozen=True, array_like=True, tag="submit"):
     cache_salt: Annotated[str, Meta(min_length=1, max_length=256)] | None = None
     output: bytes = b""
     resumed: bool = False
+    earlier: RequestTimes | None = None
 
 
 class Abort(Struct, frozen=True, array_like=True, tag="abort"):
@@ -165,13 +167,15 @@ class TokenLogprobs(Struct, frozen=True, array_like=True):
 
 
 class RequestTimes(Struct, frozen=True, array_like=True):
-    """Seconds a request spent, measured by the core; sent with its end.
+    """Seconds a request spent, measured by the core; sent with its first token and with its end.
+
+    A lost core does not end the count: seconds without a token count as queued, those after the first token as decode.
 
     Attributes:
         queued: from arrival to the first step that held it.
         prefill: from there to the first token.
         decode: from the first token to the last.
-        preemptions: how often it lost its blocks.
+        preemptions: how often it lost its blocks, as far as known.
     """
 
     queued: float
@@ -190,7 +194,7 @@ class Output(Struct, frozen=True, array_like=True):
         stop_token_id: which end-of-sequence or stop token ended it.
         logprobs: one per new token, if asked for.
         cached_tokens: prompt tokens that came out of the prefix cache; on the first Output with tokens and on the last.
-        times: on the last Output.
+        times: on the first Output with tokens and on the last.
         error: with finish "error": one line.
     """
 

@@ -1,6 +1,10 @@
 """ZeroMQ sockets as this server uses them: unix sockets in a private directory, bounded, without linger.
 
 Frames: a ROUTER sees [identity, body], a DEALER sees [body]; one message a frame, never more.
+
+Bound in bytes: ZeroMQ counts messages, so what may wait is their number times the size of the largest. A peer of a
+ROUTER can have ROUTER_QUEUE * MAX_FRAME_BYTES (1 GiB) waiting here, whatever it sends; what goes beyond waits on its
+own side. A DEALER hears its core alone, whose messages are as large as what a step gives.
 """
 
 from __future__ import annotations
@@ -15,7 +19,8 @@ import zmq.asyncio
 from engine_core.wire.errors import Backpressure, SocketPathTooLong
 
 SEND_QUEUE = 4096
-RECEIVE_QUEUE = 4096
+DEALER_QUEUE = 4096
+ROUTER_QUEUE = 16
 MAX_FRAME_BYTES = 64 * 2**20
 # sun_path holds 108 bytes with the closing zero.
 MAX_SOCKET_PATH_BYTES = 107
@@ -34,18 +39,18 @@ def ipc_address(path: Path) -> str:
     return f"ipc://{path}"
 
 
-def configure(socket: zmq.Socket[bytes] | zmq.asyncio.Socket) -> None:
+def configure(socket: zmq.Socket[bytes] | zmq.asyncio.Socket, receive_queue: int = DEALER_QUEUE) -> None:
     """Bounds every socket has: queue lengths, frame size, and no bytes kept after close."""
     socket.setsockopt(zmq.LINGER, 0)
     socket.setsockopt(zmq.SNDHWM, SEND_QUEUE)
-    socket.setsockopt(zmq.RCVHWM, RECEIVE_QUEUE)
+    socket.setsockopt(zmq.RCVHWM, receive_queue)
     socket.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
 
 
 def bind_router(context: zmq.asyncio.Context, path: Path) -> zmq.asyncio.Socket:
     """A ROUTER bound at `path`; a send to a peer that is gone or full raises instead of vanishing."""
     socket = context.socket(zmq.ROUTER)
-    configure(socket)
+    configure(socket, ROUTER_QUEUE)
     socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
     path.unlink(missing_ok=True)
     socket.bind(ipc_address(path))

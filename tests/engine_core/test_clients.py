@@ -13,7 +13,7 @@ import pytest
 import zmq
 import zmq.asyncio
 
-from engine_core.clients import BATCH, Clients
+from engine_core.clients import BATCH, BATCH_BYTES, Clients
 from engine_core.wire import codec
 from engine_core.wire.client import (
     CLIENT_SILENCE_S,
@@ -127,6 +127,20 @@ def test_a_batch_is_bounded(tmp_path: Path) -> None:
         while seen < 3 * BATCH:
             batch = await asyncio.wait_for(desk.clients.receive(), DEADLINE_S)
             assert 1 <= len(batch) <= BATCH
+            seen += len(batch)
+
+    play(tmp_path, scenario)
+
+
+def test_a_batch_of_large_frames_is_bounded_too(tmp_path: Path) -> None:
+    async def scenario(desk: Desk) -> None:
+        peer, _ = await desk.admitted()
+        large = BATCH_BYTES // 2
+        await peer.send(*[bytes(large)] * 7)
+        seen = 0
+        while seen < 7:
+            batch = await asyncio.wait_for(desk.clients.receive(), DEADLINE_S)
+            assert 1 <= len(batch) <= 2
             seen += len(batch)
 
     play(tmp_path, scenario)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 import time
+import weakref
 from pathlib import Path
 
 import msgspec
@@ -252,3 +253,50 @@ def test_no_executor_can_be_started(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert asyncio.run(run()) == Fatal(
         "internal", "engine: no executor could be started: no more processes", final=False
     )
+
+
+class Frames(list[list[bytes]]):
+    """A batch that can be watched."""
+
+
+class OneBatch(Clients):
+    """Clients of whom one batch comes, and nothing more."""
+
+    batch: weakref.ref[Frames] | None = None
+
+    def __init__(self, socket: zmq.asyncio.Socket) -> None:
+        super().__init__(socket)
+        self.waiting = asyncio.Event()
+
+    async def receive(self) -> list[list[bytes]]:
+        """The batch, once."""
+        if self.batch is None:
+            frames = Frames([[b"stranger", b"no message"]])
+            self.batch = weakref.ref(frames)
+            return frames
+        self.waiting.set()
+        await asyncio.Event().wait()
+        return []
+
+
+def test_what_was_received_is_not_kept_while_nothing_comes(tmp_path: Path) -> None:
+    async def serve() -> None:
+        context = zmq.asyncio.Context()
+        clients = OneBatch(bind_router(context, tmp_path / CORE_SOCKET))
+        executor = ExecutorClient(
+            bind_router(context, tmp_path / EXECUTOR_SOCKET),
+            config=CONFIG,
+            config_path=tmp_path / "engine.json",
+            socket_path=tmp_path / EXECUTOR_SOCKET,
+            module=FAKE_EXECUTOR,
+        )
+        serving = asyncio.create_task(Engine(CONFIG, clients, executor)._serve_clients())
+        await asyncio.wait_for(clients.waiting.wait(), 10)
+        assert clients.malformed == 1
+        assert clients.batch is not None
+        assert clients.batch() is None
+        serving.cancel()
+        await asyncio.gather(serving, return_exceptions=True)
+        context.destroy(linger=0)
+
+    asyncio.run(serve())

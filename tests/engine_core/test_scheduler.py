@@ -8,7 +8,7 @@ import pytest
 
 from engine_core.errors import ResultMismatch, StaleResult
 from engine_core.scheduler import Ledger, Limits, RequestKey, Scheduler
-from engine_core.wire.client import Output, Submit, TokenLogprobs
+from engine_core.wire.client import Output, RequestTimes, Submit, TokenLogprobs
 from engine_core.wire.codec import pack_ids, unpack_ids
 from engine_core.wire.config import CacheOptions, SchedulerOptions
 from engine_core.wire.executor import KvGroup, StepPlan, StepResult
@@ -77,7 +77,7 @@ def test_a_request_from_start_to_end() -> None:
     assert unpack_ids(plan.fills[0].token_ids).tolist() == [5, 6, 7]
     assert [(row.start, row.count, row.sample) for row in plan.rows] == [(0, 3, True)]
     assert engine.send() is None
-    assert engine.land(9) == [Output("a", [9])]
+    assert engine.land(9) == [Output("a", [9], times=RequestTimes(0.0, 1.0, 0.0, 0))]
     engine.send()
     (last,) = engine.land(8)
     assert (last.token_ids, last.finish, last.stop_token_id) == ([8], "length", None)
@@ -163,16 +163,19 @@ def test_a_salt_separates() -> None:
 
 def test_output_of_an_earlier_core_counts_and_is_not_sent_again() -> None:
     engine = Engine(synchronous())
-    request = Submit("a", pack_ids([5, 6]), SamplingParams(max_tokens=4), output=pack_ids([7, 8]))
+    earlier = RequestTimes(1.0, 2.0, 7.0, 1)
+    params = SamplingParams(max_tokens=4)
+    request = Submit("a", pack_ids([5, 6]), params, output=pack_ids([7, 8]), earlier=earlier)
     assert engine.scheduler.add(key("a"), request, 0.0) is None
     plan = engine.send()
     assert plan is not None
     assert unpack_ids(plan.fills[0].token_ids).tolist() == [5, 6, 7, 8]
     assert plan.fills[0].prompt_len == 2
-    assert engine.land(9) == [Output("a", [9])]
+    assert engine.land(9) == [Output("a", [9], times=RequestTimes(1.0, 2.0, 8.0, 1))]
     engine.send()
     (last,) = engine.land(10)
     assert (last.token_ids, last.finish) == ([10], "length")
+    assert last.times == RequestTimes(1.0, 2.0, 9.0, 1)
 
 
 # Refusals.
@@ -279,7 +282,7 @@ def test_a_token_in_flight_outlives_the_preemption() -> None:
     assert engine.scheduler.preempt(key("a"))
     assert not engine.scheduler.preempt(key("a"))
     assert engine.send() is None
-    assert engine.land(10) == [Output("a", [10])]
+    assert engine.land(10) == [Output("a", [10], times=RequestTimes(0.0, 1.0, 0.0, 1))]
     assert engine.send() is None, "it resumes only when nothing of it is out"
     assert engine.land(11) == [Output("a", [11])]
     plan = engine.send()
@@ -314,7 +317,7 @@ def test_a_restart_computes_again_what_was_out() -> None:
     engine.add("a", [5, 6, 7], SamplingParams(seed=11))
     engine.send()
     engine.send()
-    assert engine.land(10) == [Output("a", [10])]
+    assert engine.land(10) == [Output("a", [10], times=RequestTimes(0.0, 1.0, 0.0, 0))]
     engine.scheduler.restart(2, engine.now)
     assert engine.scheduler.check() == []
     assert engine.scheduler.in_flight == 0
@@ -337,7 +340,7 @@ def test_a_bad_result_changes_nothing() -> None:
     with pytest.raises(ResultMismatch):
         engine.scheduler.update(StepResult(1, 1, [], None, 0, 1), 1.0)
     assert engine.scheduler.check() == []
-    assert engine.land(9) == [Output("a", [9])]
+    assert engine.land(9) == [Output("a", [9], times=RequestTimes(0.0, 1.0, 0.0, 0))]
 
 
 def test_the_ledger_and_the_gauges() -> None:

@@ -9,15 +9,24 @@ import pytest
 from engine_core.kv_group import Holding
 from engine_core.sequence import MAX_PREEMPTIONS, Sequence, Status
 from engine_core.stop import StopRules
+from engine_core.wire.client import RequestTimes
 from engine_core.wire.sampling import SamplingParams
 
 
-def make_sequence(prompt_len: int = 5, *, order: int = 1, priority: int = 0, salt: str | None = None) -> Sequence:
+def make_sequence(
+    prompt_len: int = 5,
+    *,
+    order: int = 1,
+    priority: int = 0,
+    salt: str | None = None,
+    output: int = 0,
+    earlier: RequestTimes | None = None,
+) -> Sequence:
     params = SamplingParams(seed=1, max_tokens=10)
     return Sequence(
         key=(b"client", f"r{order}"),
         order=order,
-        tokens=array("i", range(prompt_len)),
+        tokens=array("i", range(prompt_len + output)),
         prompt_len=prompt_len,
         params=params,
         seed=1,
@@ -25,6 +34,7 @@ def make_sequence(prompt_len: int = 5, *, order: int = 1, priority: int = 0, sal
         priority=priority,
         salt=salt,
         now=1.0,
+        earlier=earlier,
     )
 
 
@@ -127,6 +137,27 @@ def test_times_of_a_whole_life() -> None:
 def test_times_of_one_that_never_ran() -> None:
     times = make_sequence().times(4.0)
     assert (times.queued, times.prefill, times.decode) == (3.0, 0.0, 0.0)
+
+
+def test_times_go_on_from_an_earlier_core_that_gave_no_token() -> None:
+    seq = make_sequence(earlier=RequestTimes(10.0, 0.0, 0.0, 0))
+    assert seq.times(2.0) == RequestTimes(11.0, 0.0, 0.0, 0)
+    seq.start(0, 0, 4.0)
+    seq.accept(1, 6.0)
+    seq.accept(2, 9.0)
+    assert seq.times(9.0) == RequestTimes(13.0, 2.0, 3.0, 0)
+
+
+def test_times_go_on_from_an_earlier_core_that_gave_tokens() -> None:
+    """Its first token is the first: what a later core does until its own is decode, and an outage is too."""
+    seq = make_sequence(output=2, earlier=RequestTimes(10.0, 20.0, 30.0, 1))
+    assert seq.times(2.0) == RequestTimes(10.0, 20.0, 31.0, 1)
+    seq.start(0, 0, 4.0)
+    seq.preempt()
+    seq.start(0, 0, 5.0)
+    seq.accept(1, 6.0)
+    seq.accept(2, 9.0)
+    assert seq.times(9.0) == RequestTimes(10.0, 20.0, 38.0, 2)
 
 
 def test_violations_name_the_request_and_the_rule() -> None:

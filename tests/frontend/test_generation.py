@@ -169,6 +169,25 @@ async def test_a_request_can_be_resumed_with_the_tokens_that_came() -> None:
     opened.generation.abort()
 
 
+@scenario
+async def test_a_resumed_request_says_where_its_seconds_went() -> None:
+    opened = Opened()
+    await asyncio.sleep(0.02)
+    waited = opened.generation.resumed().earlier
+    assert waited is not None
+    assert 0.02 <= waited.queued < 5
+    assert (waited.prefill, waited.decode, waited.preemptions) == (0.0, 0.0, 0)
+    opened.feed(7, times=TIMES)
+    # Of a later core: it counts on from what it was told, and its first token is not the first.
+    opened.feed(8, times=RequestTimes(9.0, 9.0, 9.0, 9))
+    await asyncio.sleep(0.02)
+    earlier = opened.generation.resumed().earlier
+    assert earlier is not None
+    assert (earlier.queued, earlier.prefill, earlier.preemptions) == (TIMES.queued, TIMES.prefill, TIMES.preemptions)
+    assert 0.02 <= earlier.decode < 5
+    opened.generation.abort()
+
+
 def text_generation(opened: Opened, params: SamplingParams | None = None, **options: Any) -> TextGeneration:
     """The text of the stream, decoded as BBPE."""
     return TextGeneration(opened.generation, bbpe(), [1], params or SamplingParams(), **options)

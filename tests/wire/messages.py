@@ -44,7 +44,14 @@ MODEL = client.Model("m", 128, 512, (1, 2), "float32", 64, 16)
 
 MESSAGES: list[tuple[Codec[Any], Any]] = [
     (CLIENT_TO_CORE, client.Hello(1, "python")),
-    (CLIENT_TO_CORE, client.Submit("r1", pack_ids([1, 2]), PARAMS, -5, "salt", pack_ids([3]))),
+    (
+        CLIENT_TO_CORE,
+        client.Submit(
+            *("r1", pack_ids([1, 2]), PARAMS, -5, "salt", pack_ids([3])),
+            resumed=True,
+            earlier=client.RequestTimes(0.5, 1.5, 2.5, 1),
+        ),
+    ),
     (CLIENT_TO_CORE, client.Abort(["r1", "r2"])),
     (CLIENT_TO_CORE, client.Ping(7)),
     (CLIENT_TO_CORE, client.Bye()),

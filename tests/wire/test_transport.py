@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -14,10 +15,13 @@ import zmq.asyncio
 
 from engine_core.wire.errors import Backpressure, SocketPathTooLong
 from engine_core.wire.transport import (
+    DEALER_QUEUE,
+    MAX_FRAME_BYTES,
     MAX_SOCKET_PATH_BYTES,
-    RECEIVE_QUEUE,
+    ROUTER_QUEUE,
     SEND_QUEUE,
     bind_router,
+    configure,
     connect_dealer,
     ipc_address,
     receive_now,
@@ -91,11 +95,12 @@ def test_a_file_of_an_earlier_server_is_no_obstacle(tmp_path: Path) -> None:
 def test_every_socket_is_bounded(tmp_path: Path) -> None:
     async def look() -> None:
         async with pair(tmp_path) as (router, dealer, _):
-            for socket in (router, dealer):
+            for socket, queue in ((router, ROUTER_QUEUE), (dealer, DEALER_QUEUE)):
                 assert socket.getsockopt(zmq.LINGER) == 0
                 assert socket.getsockopt(zmq.SNDHWM) == SEND_QUEUE
-                assert socket.getsockopt(zmq.RCVHWM) == RECEIVE_QUEUE
-                assert socket.getsockopt(zmq.MAXMSGSIZE) == 64 * 2**20
+                assert socket.getsockopt(zmq.RCVHWM) == queue
+                assert socket.getsockopt(zmq.MAXMSGSIZE) == MAX_FRAME_BYTES == 64 * 2**20
+        assert ROUTER_QUEUE * MAX_FRAME_BYTES == 2**30
 
     asyncio.run(look())
 
@@ -123,7 +128,7 @@ def test_a_peer_that_does_not_read(tmp_path: Path) -> None:
     async def send() -> None:
         async with pair(tmp_path) as (router, _, identity):
             with pytest.raises(Backpressure, match="full"):
-                send_many(4 * (SEND_QUEUE + RECEIVE_QUEUE), router, identity)
+                send_many(4 * (SEND_QUEUE + DEALER_QUEUE), router, identity)
 
     asyncio.run(send())
 
@@ -161,3 +166,31 @@ def test_large_frames_arrive_whole(tmp_path: Path) -> None:
                     assert hashlib.sha256(frame).digest() == sums.pop(0)
 
     asyncio.run(soak())
+
+
+def test_what_a_flooding_peer_can_leave_here_is_bounded_in_bytes(tmp_path: Path) -> None:
+    """Nobody reads: the peer gets rid of what its own queue, the router's and the kernel hold, and of no more."""
+    body, kernel = bytes(2**20), 8
+
+    async def flood() -> int:
+        context = zmq.asyncio.Context()
+        try:
+            router = bind_router(context, tmp_path / "s")
+            dealer = context.socket(zmq.DEALER)
+            configure(dealer)
+            dealer.setsockopt(zmq.SNDHWM, 1)
+            dealer.connect(ipc_address(tmp_path / "s"))
+            sent, patience = 0, asyncio.get_running_loop().time() + 1.0
+            # A second in which nothing leaves: what can be taken has been taken.
+            while asyncio.get_running_loop().time() < patience:
+                with contextlib.suppress(Backpressure):
+                    send_now(dealer, body)
+                    sent, patience = sent + 1, asyncio.get_running_loop().time() + 1.0
+                assert sent <= 10 * ROUTER_QUEUE
+                await asyncio.sleep(0)
+            assert router.getsockopt(zmq.EVENTS)
+            return sent
+        finally:
+            context.destroy(linger=0)
+
+    assert ROUTER_QUEUE <= asyncio.run(flood()) <= ROUTER_QUEUE + 2 + kernel
