@@ -25,6 +25,7 @@ from model_executor.device import (
     resolve_device,
     use_threads,
 )
+from model_executor.errors import ConfigRefused
 from model_executor.graph_choice import choose_graphs
 from model_executor.kv_cache import KVCache, LayerShape, group_layers
 from model_executor.marks import MarkedTable, mark_model
@@ -110,6 +111,8 @@ def bring_up(
     device = resolve_device(config.executor)
     if device.type == "cpu":
         log.info("computing with %d threads", use_threads(config.executor.cpu_threads))
+    if config.model.quantization != "none":
+        raise ConfigRefused("quantization", config.model.quantization, "no kernel for it yet; none can be served")
     progress("plan", 0, 1, "steps")
     began = time.monotonic()
     dtype_name = resolve_dtype(config.model.dtype, spec, device.type)

@@ -32,6 +32,10 @@ class ModelOptions(Struct, frozen=True, forbid_unknown_fields=True):
         Literal["auto", "float32", "bfloat16", "float16"],
         Meta(description="of weights and activations; auto: float32 on CPU, the checkpoint's on CUDA"),
     ] = "auto"
+    quantization: Annotated[
+        Literal["none", "int8"],
+        Meta(description="int8: weights and activations of linear layers in int8, CPU only"),
+    ] = "none"
     load_format: Annotated[
         Literal["auto", "safetensors", "dummy"],
         Meta(description="dummy: weights drawn from a seed, from config.json alone; auto: safetensors"),

@@ -45,7 +45,7 @@ class OfflineOptions(Struct, frozen=True):
 
     Attributes:
         folder: of the model.
-        layers, allow_missing_classes, dtype: as of `tercet serve`.
+        layers, allow_missing_classes, dtype, quantization: as of `tercet serve`.
         device: likewise.
         length: tokens of the longest sequence.
         sequences: that run at once.
@@ -58,6 +58,7 @@ class OfflineOptions(Struct, frozen=True):
     layers: str = "full"
     allow_missing_classes: bool = False
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    quantization: Literal["none", "int8"] = "none"
     device: Literal["auto", "cpu", "cuda"] = "auto"
     length: int = 128
     sequences: int = 8
@@ -120,6 +121,7 @@ class Offline:
             model=ModelOptions(
                 model=str(options.folder),
                 dtype=options.dtype,
+                quantization=options.quantization,
                 max_model_len=length,
                 layers=options.layers,
                 allow_missing_classes=options.allow_missing_classes,
