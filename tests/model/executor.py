@@ -1,13 +1,15 @@
-"""An executor in plain Python that notices every corruption: its KV memory holds (position, token) pairs.
+"""An executor in plain Python that notices every corruption: its KV memory holds for each position a digest of the
+salt and of all tokens up to it, as the KV of a real model depends on all of them.
 
 The next token of a sequence is a hash of all its tokens. For each KV group, all that the group's layers would read must
-lie in its memory as the block table says: a wrong token, position, block, length or order trips a check. What is
-before the window is not looked at, and may hold anything.
+lie in its memory as the block table says: a wrong token, a wrong token before it, a wrong position, block, length,
+order or salt trips a check. What is before the window is not looked at, and may hold anything.
 """
 
 from __future__ import annotations
 
 from array import array
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from zlib import crc32
 
@@ -49,20 +51,34 @@ class Model:
 
 @dataclass
 class _Slot:
-    """Tables hold for each group the block at each place, and None where none is held."""
+    """Tables hold for each group the block at each place, and None where none is held; digests are of the tokens up
+    to each one.
+    """
 
     tokens: array[int]
     prompt_len: int
     params: SamplingParams
     seed: int
-    tables: list[list[int | None]] = field(default_factory=list)
+    tables: list[list[int | None]]
+    root: int
+    digests: list[int] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.digest()
+
+    def digest(self) -> None:
+        """Digests of the tokens that have none."""
+        for place in range(len(self.digests), len(self.tokens)):
+            before = self.digests[-1] if self.digests else self.root
+            self.digests.append(crc32(self.tokens[place : place + 1].tobytes(), before))
 
 
 def _first_seen(group: KvGroup, position: int) -> int:
     return 0 if group.window is None else max(0, position - group.window + 1)
 
 
-def _tables(fill: SlotFill) -> list[list[int | None]]:
+def tables(fill: SlotFill) -> list[list[int | None]]:
+    """For each group the block at each place, and None where none is held."""
     starts = fill.held_from or [0] * len(fill.blocks)
     return [[None] * start + list(blocks) for start, blocks in zip(starts, fill.blocks, strict=True)]
 
@@ -73,7 +89,7 @@ class _Memory:
     def __init__(self, group: KvGroup, block_size: int) -> None:
         self.group = group
         self._size = block_size
-        self._tokens = array("i", [POISON]) * (group.num_blocks * block_size)
+        self._digests = array("q", [POISON]) * (group.num_blocks * block_size)
         self._positions = array("i", [POISON]) * (group.num_blocks * block_size)
         self._poisoned: frozenset[int] = frozenset()
 
@@ -81,7 +97,7 @@ class _Memory:
         """Destroy what newly freed blocks hold."""
         for block in free - self._poisoned:
             for cell in range(block * self._size, (block + 1) * self._size):
-                self._tokens[cell] = self._positions[cell] = POISON
+                self._digests[cell] = self._positions[cell] = POISON
         self._poisoned = free
 
     def cell(self, table: list[int | None], position: int) -> int:
@@ -90,28 +106,35 @@ class _Memory:
         assert block is not None, "a place is used that is not held"
         return block * self._size + position % self._size
 
-    def check(self, table: list[int | None], tokens: array[int], query: int, end: int) -> None:
+    def check(self, table: list[int | None], digests: list[int], query: int, end: int) -> None:
         """All that the query at position `query` sees of the positions before `end` is there."""
         for position in range(_first_seen(self.group, query), end):
             cell = self.cell(table, position)
             assert self._positions[cell] == position, "the cache holds other positions"
-            assert self._tokens[cell] == tokens[position], "the cache holds other tokens"
+            assert self._digests[cell] == digests[position], "the cache holds other tokens"
 
-    def write(self, table: list[int | None], tokens: array[int], first: int, last: int) -> set[int]:
+    def write(self, table: list[int | None], digests: list[int], first: int, last: int) -> set[int]:
         """Store positions first .. last - 1; the cells written."""
         cells = set()
         for position in range(first, last):
             cell = self.cell(table, position)
-            self._tokens[cell], self._positions[cell] = tokens[position], position
+            self._digests[cell], self._positions[cell] = digests[position], position
             cells.add(cell)
         return cells
 
 
 class FakeExecutor:
-    """Runs plans one after the other. Rows of one plan run at the same time: all read before any writes."""
+    """Runs plans one after the other. Rows of one plan run at the same time: all read before any writes.
 
-    def __init__(self, model: Model, epoch: int) -> None:
+    Args:
+        model: the size of the device.
+        epoch: of the plans.
+        salts: of requests, by their seeds.
+    """
+
+    def __init__(self, model: Model, epoch: int, salts: Mapping[int, str | None]) -> None:
         self.model = model
+        self._salts = salts
         self.epoch = epoch
         self._memories = [_Memory(group, model.block_size) for group in model.groups]
         self._slots: dict[int, _Slot] = {}
@@ -139,8 +162,9 @@ class FakeExecutor:
     def _fill(self, fill: SlotFill) -> None:
         assert 0 <= fill.slot < self.model.max_num_seqs
         assert len(fill.blocks) == len(self.model.groups)
+        root = crc32(repr(self._salts[fill.seed]).encode())
         tokens = unpack_ids(fill.token_ids)
-        self._slots[fill.slot] = _Slot(tokens, fill.prompt_len, fill.params, fill.seed, _tables(fill))
+        self._slots[fill.slot] = _Slot(tokens, fill.prompt_len, fill.params, fill.seed, tables(fill), root)
 
     def _read(self, row: Row) -> None:
         slot, end = self._slots[row.slot], row.start + row.count
@@ -153,14 +177,14 @@ class FakeExecutor:
             assert end <= len(table) * self.model.block_size, "the table is too short"
             seen = table[_first_seen(memory.group, row.start) // self.model.block_size :]
             assert len(set(seen)) == len(seen), "a block stands twice in what a row reads"
-            memory.check(table, slot.tokens, row.start, row.start)
+            memory.check(table, slot.digests, row.start, row.start)
 
     def _write(self, rows: list[Row]) -> None:
         for index, memory in enumerate(self._memories):
             written: set[int] = set()
             for row in rows:
                 slot = self._slots[row.slot]
-                cells = memory.write(slot.tables[index], slot.tokens, row.start, row.start + row.count)
+                cells = memory.write(slot.tables[index], slot.digests, row.start, row.start + row.count)
                 assert not cells & written, "two rows write one place"
                 written |= cells
 
@@ -168,9 +192,10 @@ class FakeExecutor:
         slot, end = self._slots[row.slot], row.start + row.count
         assert end == len(slot.tokens), "a row samples in the middle of its tokens"
         for memory, table in zip(self._memories, slot.tables, strict=True):
-            memory.check(table, slot.tokens, row.start, end)
+            memory.check(table, slot.digests, row.start, end)
         token = next_token(slot.tokens, slot.prompt_len, slot.params, slot.seed, self.model)
         slot.tokens.append(token)
+        slot.digest()
         return token
 
 
@@ -194,7 +219,7 @@ class FenceWatch:
                 f"slot {fill.slot} is filled while a plan that uses it is out"
             )
             self._fillings += 1
-            self._slots[fill.slot] = (self._fillings, _tables(fill))
+            self._slots[fill.slot] = (self._fillings, tables(fill))
         touched: dict[tuple[int, int | None], set[_Use]] = {}
         for row in plan.rows:
             for table, blocks in zip(self._slots[row.slot][1], row.blocks, strict=False):

@@ -93,6 +93,7 @@ class Harness:
         done: for each ended request the number of steps sent until then.
         steps: sent so far.
         tokens_per_step: what each step brought.
+        salts: of the requests, by their seeds.
     """
 
     def __init__(self, model: Model, mode: Mode, seed: int = 0) -> None:
@@ -106,6 +107,7 @@ class Harness:
         self.steps = 0
         self.now = 100.0
         self.restarted = False
+        self.salts: dict[int, str | None] = {}
         self._rng = random.Random(seed)
         self._key_of_seed: dict[int, RequestKey] = {}
         self._forced: dict[RequestKey, int] = {}
@@ -119,7 +121,7 @@ class Harness:
 
     def make_device(self, epoch: int) -> Device:
         """What runs the plans of an epoch."""
-        return FakeExecutor(self.model, epoch)
+        return FakeExecutor(self.model, epoch, self.salts)
 
     def run(self, trace: Trace) -> None:
         """Play all ticks, then go on until nothing is left."""
@@ -157,6 +159,7 @@ class Harness:
         self.received[request.key] = Received()
         assert request.submit.params.seed is not None
         self._key_of_seed[request.submit.params.seed] = request.key
+        self.salts[request.submit.params.seed] = request.submit.cache_salt
 
     def restart(self) -> None:
         """The executor dies with all that is out; a late result of it is refused."""

@@ -1,11 +1,11 @@
-"""The real executor under the harness of the modelled one: RAND on CPU, in this process."""
+"""The real executor under the harness of the modelled one: models of random weights on CPU, in this process."""
 
 from __future__ import annotations
 
 import random
 import time
-from collections import deque
-from collections.abc import Sequence
+from collections import Counter, deque
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -31,7 +31,7 @@ from model_executor.models.reader import read_spec
 from model_executor.runner import Launched, Runner
 from model_executor.startup import Executor, PhaseClock, bring_up
 from tests.model.choice import Choice
-from tests.model.executor import Model
+from tests.model.executor import Model, tables
 from tests.model.harness import Device, Harness, Mode
 from tests.model.trace import CLIENTS, Request, Tick, Trace
 from tests.model_executor.driver import Driver, Job
@@ -43,15 +43,15 @@ MOST_ROWS: Final = 8
 # Of the longest request: every pool of a trace holds it.
 MOST_TOKENS: Final = 64
 # Many, so that some streams end by one.
-EOS: Final = tuple(range(5, VOCAB, 50))
+EOS: Final = tuple(range(5, VOCAB, 10))
 BUCKETS: Final = (1, 2, 3, 5, 8)
 KV_TOLERANCE: Final = 1e-4
 # Finite, as everything in a cache is, and far from all that a model writes.
 POISON: Final = 1e4
 
 
-def bring_up_rand(folder: Path, buckets: tuple[int, ...] = ()) -> Executor:
-    """The executor of a RAND folder; buckets are those of --cuda-graph-sizes."""
+def bring_up_on_cpu(folder: Path, buckets: tuple[int, ...] = ()) -> Executor:
+    """The executor of a folder; buckets are those of --cuda-graph-sizes."""
     config = EngineConfig(
         model=ModelOptions(model=str(folder), max_model_len=128),
         cache=CacheOptions(block_size=BLOCK_SIZE, num_kv_blocks=BLOCKS),
@@ -66,20 +66,25 @@ def bring_up_rand(folder: Path, buckets: tuple[int, ...] = ()) -> Executor:
 @dataclass
 class _Slot:
     tokens: list[int]
-    blocks: list[int]
+    tables: list[list[int | None]]
+    salt: str | None
+
+
+# What a block of a KV group holds: the group, and all tokens up to the block's end.
+_Name = tuple[int, tuple[int, ...]]
 
 
 @dataclass
 class Known:
-    """What blocks of tokens look like in the cache, by all tokens up to their ends; checked wherever one is reused.
+    """What blocks of tokens look like in the cache; checked wherever one is reused.
 
     Attributes:
-        keys: of the last layer, [block_size, heads, head_dim].
-        reused: blocks that were found again and compared.
+        keys: of the last layer of the group, [block_size, heads, head_dim].
+        reused: for each group, blocks that were found again and compared.
     """
 
-    keys: dict[tuple[int, ...], Tensor] = field(default_factory=dict)
-    reused: int = 0
+    keys: dict[_Name, Tensor] = field(default_factory=dict)
+    reused: Counter[int] = field(default_factory=Counter)
 
 
 class RealExecutor:
@@ -88,32 +93,38 @@ class RealExecutor:
     Args:
         runner: that computes.
         known: shared by executors of one model.
+        salts: of requests, by their seeds.
     """
 
-    def __init__(self, runner: Runner, known: Known) -> None:
+    def __init__(self, runner: Runner, known: Known, salts: Mapping[int, str | None]) -> None:
         self._runner = runner
         self._known = known
+        self._salts = salts
+        self._written: set[tuple[str | None, tuple[int, ...]]] = set()
         self._slots: dict[int, _Slot] = {}
-        self._poisoned: frozenset[int] = frozenset()
+        self._poisoned = [frozenset[int]() for _ in runner.cache.pools]
 
     def poison(self, free: list[frozenset[int]]) -> None:
         """See Device."""
-        fresh = free[0] - self._poisoned
-        if fresh:
-            places = torch.tensor(sorted(fresh))
-            for layer in self._runner.cache.layers:
-                layer.key.index_fill_(0, places, POISON)
-                layer.value.index_fill_(0, places, POISON)
-        self._poisoned = free[0]
+        cache = self._runner.cache
+        for group, blocks in enumerate(free):
+            fresh = blocks - self._poisoned[group]
+            if fresh:
+                places = torch.tensor(sorted(fresh))
+                for layer in (each for each, of in zip(cache.layers, cache.group_of, strict=True) if of == group):
+                    layer.key.index_fill_(0, places, POISON)
+                    layer.value.index_fill_(0, places, POISON)
+            self._poisoned[group] = blocks
 
     def run(self, plan: StepPlan) -> StepResult:
         """See Device."""
         for fill in plan.fills:
-            self._slots[fill.slot] = _Slot(list(unpack_ids(fill.token_ids)), list(fill.blocks[0]))
+            self._slots[fill.slot] = _Slot(list(unpack_ids(fill.token_ids)), tables(fill), self._salts[fill.seed])
         filled = {fill.slot for fill in plan.fills}
         for row in plan.rows:
             slot = self._slots[row.slot]
-            slot.blocks += row.blocks[0] if row.blocks else []
+            for table, blocks in zip(slot.tables, row.blocks, strict=False):
+                table += blocks
             if row.slot in filled:
                 self._check_reused(slot, row.start)
         result = self._runner.execute(plan)
@@ -125,21 +136,35 @@ class RealExecutor:
             self._learn(slot, row.start, end)
         return result
 
-    def _key(self, block: int) -> Tensor:
-        return self._runner.cache.layers[-1].key[block]
+    def _key(self, group: int, block: int) -> Tensor:
+        cache = self._runner.cache
+        return next(cache.layers[layer].key[block] for layer in self._last_first if cache.group_of[layer] == group)
+
+    @property
+    def _last_first(self) -> range:
+        return range(len(self._runner.cache.layers) - 1, -1, -1)
 
     def _check_reused(self, slot: _Slot, start: int) -> None:
         assert start % BLOCK_SIZE == 0, "only whole blocks are reused"
         for place in range(start // BLOCK_SIZE):
-            expected = self._known.keys[tuple(slot.tokens[: (place + 1) * BLOCK_SIZE])]
-            assert torch.allclose(self._key(slot.blocks[place]), expected, atol=KV_TOLERANCE), "it holds other tokens"
-            self._known.reused += 1
+            tokens = tuple(slot.tokens[: (place + 1) * BLOCK_SIZE])
+            assert (slot.salt, tokens) in self._written, "it was never computed for these tokens and this salt"
+            for group, table in enumerate(slot.tables):
+                if (block := table[place]) is not None:
+                    expected = self._known.keys[group, tokens]
+                    assert torch.allclose(self._key(group, block), expected, atol=KV_TOLERANCE), "it holds other tokens"
+                    self._known.reused[group] += 1
 
     def _learn(self, slot: _Slot, start: int, end: int) -> None:
         for place in range(start // BLOCK_SIZE, end // BLOCK_SIZE):
-            name = tuple(slot.tokens[: (place + 1) * BLOCK_SIZE])
-            key = self._key(slot.blocks[place])
-            assert torch.allclose(self._known.keys.setdefault(name, key.clone()), key, atol=KV_TOLERANCE)
+            tokens = tuple(slot.tokens[: (place + 1) * BLOCK_SIZE])
+            self._written.add((slot.salt, tokens))
+            for group, table in enumerate(slot.tables):
+                block = table[place]
+                assert block is not None, "what is computed is held"
+                key = self._key(group, block)
+                known = self._known.keys.setdefault((group, tokens), key.clone())
+                assert torch.allclose(known, key, atol=KV_TOLERANCE), "it depends on more than its tokens"
 
 
 class RealHarness(Harness):
@@ -158,7 +183,7 @@ class RealHarness(Harness):
 
     def make_device(self, epoch: int) -> Device:
         """See Harness. A new epoch has new memory; what the old one left is poisoned as free."""
-        return RealExecutor(self._runner, self._known)
+        return RealExecutor(self._runner, self._known, self.salts)
 
 
 @dataclass(frozen=True)
@@ -172,17 +197,20 @@ class Solo:
     finish: FinishReason
 
 
-def solo_runs(runner: Runner, count: int, seed: int) -> list[Solo]:
+def solo_runs(executor: Executor, count: int, seed: int) -> list[Solo]:
     """Requests with their answers, computed one by one: whole prompts, no cache, no neighbours.
 
     Those whose answer hangs on a near tie are left out.
     """
     draw = random.Random(seed)
-    trunks = [[draw.randrange(VOCAB) for _ in range(draw.randint(12, 32))] for _ in range(3)]
+    trunks = [[draw.randrange(VOCAB) for _ in range(draw.randint(12, 32))] for _ in range(2)]
+    # Of the same few blocks in any order: what a block holds depends on what stands before it.
+    phrases = [[draw.randrange(VOCAB) for _ in range(BLOCK_SIZE)] for _ in range(3)]
+    trunks += [[token for _ in range(draw.randint(3, 8)) for token in draw.choice(phrases)] for _ in range(6)]
     made: list[Solo] = []
     while len(made) < count:
         prompt = _prompt(draw, trunks)
-        made += _solo(draw, runner, prompt, seed=1000 * seed + len(made))
+        made += _solo(draw, executor, prompt, seed=1000 * seed + len(made))
     return made
 
 
@@ -196,7 +224,7 @@ def _prompt(draw: random.Random, trunks: Sequence[list[int]]) -> list[int]:
     return trunk[:cut] + tail or [draw.randrange(VOCAB)]
 
 
-def _solo(draw: random.Random, runner: Runner, prompt: list[int], seed: int) -> list[Solo]:
+def _solo(draw: random.Random, executor: Executor, prompt: list[int], seed: int) -> list[Solo]:
     """One request, or none when it hangs on a near tie."""
     soft = draw.random() < 0.4
     most = draw.randint(1, min(20, MOST_TOKENS - len(prompt)))
@@ -211,7 +239,7 @@ def _solo(draw: random.Random, runner: Runner, prompt: list[int], seed: int) -> 
         ignore_eos=draw.random() < 0.3,
         logprobs=4,
     )
-    tokens, clear = alone(runner, prompt, params, seed)
+    tokens, clear = alone(executor, prompt, params, seed)
     stops = ends_of(params)
     ends = [place for place, token in enumerate(tokens) if token in stops and place + 1 >= params.min_tokens]
     if ends:
@@ -219,18 +247,25 @@ def _solo(draw: random.Random, runner: Runner, prompt: list[int], seed: int) -> 
     return [Solo(prompt, params, seed, tokens, "stop" if ends else "length")] if all(clear[: len(tokens)]) else []
 
 
+def runner_of(executor: Executor) -> Runner:
+    """Its runner, which measures nothing."""
+    assert isinstance(executor.runner, Runner)
+    return executor.runner
+
+
 def ends_of(params: SamplingParams) -> set[int]:
     """Ids that end a request, once it has min_tokens."""
     return set(params.stop_token_ids) | (set() if params.ignore_eos else set(EOS))
 
 
-def alone(runner: Runner, prompt: list[int], params: SamplingParams, seed: int) -> tuple[list[int], list[bool]]:
+def alone(executor: Executor, prompt: list[int], params: SamplingParams, seed: int) -> tuple[list[int], list[bool]]:
     """All max_tokens tokens of a request without neighbours, and for each whether rounding cannot have decided it."""
+    runner = runner_of(executor)
     out: deque[Launched] = deque()
     driver = Driver(
         lambda plan: out.append(runner.launch(plan)),
         lambda: runner.collect(out.popleft()),
-        groups=[KvGroup(None, BLOCKS)],
+        groups=executor.ready.kv_groups,
         block_size=BLOCK_SIZE,
     )
     assert params.max_tokens is not None
@@ -243,13 +278,28 @@ def alone(runner: Runner, prompt: list[int], params: SamplingParams, seed: int) 
     return job.output, [choice.is_clear(token) for choice, token in zip(choices, job.output, strict=True)]
 
 
-def real_trace(seed: int, pool: Sequence[Solo], requests: int = 8) -> Trace:
-    """A random trace of requests of the pool: tiny devices, bursts, aborts, resumptions."""
+def _pool(draw: random.Random, group: KvGroup) -> KvGroup:
+    """A tiny pool in the memory of this one: it holds one sequence, or a few."""
+    steady = group.steady_blocks(BLOCK_SIZE)
+    whole = MOST_TOKENS // BLOCK_SIZE
+    sizes = [whole, whole + 5, 40] if steady is None else [steady, steady + 1, 2 * steady, 6 * steady]
+    return KvGroup(group.window, min(group.num_blocks, draw.choice(sizes)))
+
+
+def real_trace(seed: int, pool: Sequence[Solo], groups: Sequence[KvGroup], requests: int = 8) -> Trace:
+    """A random trace of requests of the pool: tiny devices, bursts, aborts, resumptions.
+
+    Args:
+        seed: of the trace.
+        pool: of requests.
+        groups: of the executor; the trace's pools are parts of these.
+        requests: of the trace.
+    """
     draw = random.Random(seed)
     model = Model(
         vocab=VOCAB,
         eos=EOS,
-        groups=(KvGroup(None, draw.choice([MOST_TOKENS // BLOCK_SIZE, MOST_TOKENS // BLOCK_SIZE + 5, 40])),),
+        groups=tuple(_pool(draw, group) for group in groups),
         block_size=BLOCK_SIZE,
         max_num_seqs=draw.choice([2, 3, 5, MOST_ROWS]),
         max_num_batched_tokens=draw.choice([3, 8, 20, 64]),
