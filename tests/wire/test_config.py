@@ -22,7 +22,7 @@ from engine_core.wire.config import (
 )
 
 FULL = EngineConfig(
-    model=ModelOptions("model", "bfloat16", "dummy", 4096, 2**63 - 1),
+    model=ModelOptions("model", "bfloat16", "int8", "dummy", 4096, 2**63 - 1),
     cache=CacheOptions(32, 100, 2**40, enable_prefix_caching=False),
     scheduler=SchedulerOptions(8, 256, 64, "priority", "static", async_scheduling=False, max_num_queued_reqs=5),
     executor=ExecutorOptions("cpu", 2),
