@@ -120,11 +120,13 @@ class ContextTooLong(RequestError):
         given: tokens of the prompt.
         limit: of prompt and output together.
         param: the field that holds the prompt.
+        at_least: there are so many for sure, by the length of the text alone.
     """
 
-    def __init__(self, given: int, limit: int, param: str) -> None:
+    def __init__(self, given: int, limit: int, param: str, *, at_least: bool = False) -> None:
+        size = f"at least {given}" if at_least else f"{given}"
         super().__init__(
-            f"{param}: the prompt is {given} tokens long; this model's maximum context length is {limit} tokens, "
+            f"{param}: the prompt is {size} tokens long; this model's maximum context length is {limit} tokens, "
             "prompt and output together, and at least one must be left for the output",
             param=param,
             code="context_length_exceeded",

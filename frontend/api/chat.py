@@ -62,6 +62,7 @@ class Chat(Endpoint):
         continued = bool(request.continue_final_message)
         ids = await self.texts.chat(
             messages,
+            room=model.max_model_len,
             add_generation_prompt=not continued and request.add_generation_prompt is not False,
             continue_final_message=continued,
             variables=kwargs,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Final
 
 from msgspec import UNSET
@@ -48,8 +49,9 @@ class Completions(Endpoint):
 
     async def _ids(self, prompts: list[str] | list[list[int]], model: Model, add_special: bool) -> list[list[int]]:
         found: list[list[int]] = []
+        encode = partial(self.texts.encode, add_special=add_special, room=model.max_model_len)
         for prompt in prompts:
-            ids = await self.texts.encode(prompt, add_special=add_special) if isinstance(prompt, str) else prompt
+            ids = await encode(prompt) if isinstance(prompt, str) else prompt
             validate.check_prompt(ids, model, PARAM)
             found.append(ids)
         return found

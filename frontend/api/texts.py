@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import Any
 
-from frontend.errors import InvalidRequest, StartRefused, TemplateBroken
+from frontend.errors import ContextTooLong, InvalidRequest, StartRefused, TemplateBroken
 from frontend.model_folder import ModelFolder
 from frontend.tokenizer.base import Tokenizer
 from frontend.tokenizer.chat_template import ChatTemplate
+from frontend.tokenizer.longest import least_tokens
 from frontend.tokenizer.pool import TextPool
 
 
@@ -47,18 +47,25 @@ class Texts:
         """Whether conversations can be made prompts at all."""
         return self._template.present
 
-    async def encode(self, text: str, *, add_special: bool) -> list[int]:
+    async def encode(self, text: str, *, add_special: bool, room: int) -> list[int]:
         """Ids of a completion's prompt; literals of special tokens in it are special tokens.
 
         Raises:
+            ContextTooLong: its length alone shows that it has `room` tokens or more; nothing finer is found out here.
             TextOverload: too many texts wait.
         """
-        return await self._pool.run(partial(self.tokenizer.encode, text, add_special=add_special))
+
+        def work() -> list[int]:
+            self._check_length(text, room, "prompt")
+            return self.tokenizer.encode(text, add_special=add_special)
+
+        return await self._pool.run(work)
 
     async def chat(
         self,
         messages: Sequence[Mapping[str, Any]],
         *,
+        room: int,
         add_generation_prompt: bool,
         continue_final_message: bool,
         variables: Mapping[str, object],
@@ -67,6 +74,7 @@ class Texts:
 
         Raises:
             TemplateError, InvalidRequest: no prompt can be made of it.
+            ContextTooLong: as of `encode`.
             TextOverload: too many texts wait.
         """
 
@@ -80,9 +88,15 @@ class Texts:
                 )
             except RecursionError as error:
                 raise InvalidRequest("messages: objects in them are nested too deeply", param="messages") from error
+            self._check_length(rendered.text, room, "messages")
             return self.tokenizer.encode_rendered(rendered)
 
         return await self._pool.run(work)
+
+    def _check_length(self, text: str, room: int, param: str) -> None:
+        least = least_tokens(self.tokenizer, text)
+        if least >= room:
+            raise ContextTooLong(least, room, param, at_least=True)
 
     def close(self) -> None:
         """Let go of the threads."""

@@ -53,6 +53,7 @@ class Tokenizer(Protocol):
         special_tokens: literal -> id of every special token.
         special_ids: the ids of these.
         template_variables: what templates know by name: "bos_token", "eos_token", "unk_token" ...
+        longest: bytes of UTF-8 that one token stands for at most; None where nothing bounds them.
     """
 
     source: str
@@ -62,6 +63,7 @@ class Tokenizer(Protocol):
     special_tokens: Mapping[str, int]
     special_ids: frozenset[int]
     template_variables: Mapping[str, str]
+    longest: int | None
 
     def encode(self, text: str, *, add_special: bool = True, parse_special: bool = True) -> list[int]:
         """The ids of a prompt. It may take seconds for megabytes: keep it off the event loop (tokenizer/pool.py).

@@ -16,6 +16,7 @@ from frontend.errors import TokenizerError
 from frontend.tokenizer.base import Rendered, TextDecoder, without_surrogates
 from frontend.tokenizer.byte_level import ByteLevelDecoder, ByteTable
 from frontend.tokenizer.byte_runs import Piece, PieceTable, WholeRunDecoder, byte_value
+from frontend.tokenizer.longest import longest_token
 from frontend.tokenizer.special import added_tokens, extra_specials, literal_pattern, template_variables
 from frontend.tokenizer.window import WindowDecoder
 
@@ -53,7 +54,9 @@ class HfTokenizer:
         )
         self._strips = {token_id: (token.lstrip, token.rstrip) for token_id, token in added.items()}
         self.special_ids = frozenset(self.special_tokens.values())
-        self.vocab_size = 1 + max(library.get_vocab(with_added_tokens=True).values(), default=-1)
+        vocabulary = library.get_vocab(with_added_tokens=True)
+        self.vocab_size = 1 + max(vocabulary.values(), default=-1)
+        self.longest = longest_token(library, vocabulary)
         self.bos_id = self._named("bos_token")
         self.eos_id = self._named("eos_token")
         self._prefix = self._find_prefix(config)

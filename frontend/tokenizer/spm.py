@@ -36,6 +36,8 @@ class SpmTokenizer:
 
     def __init__(self, model: bytes, config: Mapping[str, Any], added: Mapping[int, AddedToken], source: str) -> None:
         self.source = source
+        # What its normalizer drops, the library does not tell.
+        self.longest: int | None = None
         self._first = sentencepiece.SentencePieceProcessor(model_proto=model)
         # Text behind a special token gets no space put in front, unless the model was made the old way.
         legacy = config.get("legacy") is True

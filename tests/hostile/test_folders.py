@@ -176,7 +176,7 @@ def test_templates_without_end_are_refused_at_the_start_or_at_the_request(folder
         "async def main():\n"
         "    texts = Texts.of(ModelFolder.open(Path(sys.argv[1])), load_tokenizer(Path(sys.argv[1])))\n"
         "    await texts.chat([{'role': 'user', 'content': 'hi'}], add_generation_prompt=True,\n"
-        "        continue_final_message=False, variables={})\n"
+        "        continue_final_message=False, variables={}, room=1000)\n"
         "try:\n"
         "    asyncio.run(main())\n"
         "except (StartError, RequestError) as error:\n"

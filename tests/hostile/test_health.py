@@ -2,29 +2,37 @@
 
 from __future__ import annotations
 
+import json
+import shutil
+import subprocess
+import sys
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
+from subprocess import PIPE
 from typing import Any
 
 import httpx
 import pytest
 
+from tests.fakes.core_process import ROOT
 from tests.fakes.waiting import until
 from tests.hostile.process import Served
 
 LIMIT_S = 0.5
-# A single one may wait for the test's own threads, where there are two cores for all of them.
-WORST_S = 2.0
 STREAMS = 32
 MEGABYTES = 5 * 10**6
 WORDS = "the quick brown fox jumps over 13 lazy dogs, naïve café 漢字. "
 
 
 @pytest.fixture(scope="module")
-def served(chain_folder: Path) -> Iterator[Served]:
-    """A server with room for all streams."""
+def served(chain_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """A server with room for all streams, and a tokenizer that has to read a text to tell that it is too long."""
+    chain_folder = shutil.copytree(chain_folder, tmp_path_factory.mktemp("unbounded") / "chain")
+    path = chain_folder / "tokenizer.json"
+    fields = json.loads(path.read_text(encoding="utf-8"))
+    fields["added_tokens"][0]["lstrip"] = True
+    path.write_text(json.dumps(fields), encoding="utf-8")
     flags = ("--max-num-seqs", "64", "--num-kv-blocks", "4096")
     with Served(chain_folder, *flags, script="delay_s=0.02,blocks=4096") as server:
         yield server
@@ -68,28 +76,38 @@ def huge(path: str) -> dict[str, Any]:
     return {"prompt": text}
 
 
+class Probe:
+    """Asks for /health from another process; a context manager.
+
+    Attributes:
+        took: seconds of each answer, once it has been left.
+    """
+
+    def __init__(self, url: str) -> None:
+        self.took: list[float] = []
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "tests.hostile.probe", url], cwd=ROOT, stdin=PIPE, stdout=PIPE, text=True
+        )
+
+    def __enter__(self) -> Probe:
+        assert self._process.stdout is not None
+        assert self._process.stdout.readline() == "begun\n"
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        answer, _errors = self._process.communicate(timeout=30)
+        assert self._process.returncode == 0
+        self.took = json.loads(answer)
+
+
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
 def test_health_is_quick_while_a_huge_prompt_is_read(served: Served, path: str) -> None:
-    statuses: list[int] = []
-    took: list[float] = []
-
-    def ask() -> None:
-        with httpx.Client(base_url=served.url, timeout=60, trust_env=False) as http:
-            statuses.append(http.post(path, json=huge(path)).status_code)
-
-    with Streams(served.url) as streams, httpx.Client(base_url=served.url, timeout=20, trust_env=False) as http:
-        asking = threading.Thread(target=ask)
-        asking.start()
+    with Streams(served.url) as streams, Probe(served.url) as probe:
         lines = streams.lines
-        while asking.is_alive() or len(took) < 20:
-            began = time.monotonic()
-            assert http.get("/health").status_code == 200
-            took.append(time.monotonic() - began)
-            time.sleep(0.01)
-        asking.join()
+        with httpx.Client(base_url=served.url, timeout=60, trust_env=False) as http:
+            status = http.post(path, json=huge(path)).status_code
         assert streams.lines > lines
     # It is longer than the model's context, which only the tokenizer could tell.
-    assert statuses == [400]
-    took.sort()
-    assert took[len(took) * 99 // 100] < LIMIT_S, took[-5:]
-    assert took[-1] < WORST_S, took[-5:]
+    assert status == 400
+    assert len(probe.took) > 20
+    assert max(probe.took) < LIMIT_S, sorted(probe.took)[-5:]

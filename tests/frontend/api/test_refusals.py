@@ -9,6 +9,7 @@ import pytest
 
 from frontend.api.fields import HARMLESS, REFUSED
 from frontend.config import HttpOptions
+from frontend.tokenizer import hf
 from tests.fakes.live import LiveServer, strict
 
 PATHS = {
@@ -248,3 +249,20 @@ def test_odd_text_is_text(live: LiveServer, text: str) -> None:
 def test_the_server_is_well_after_all_this(live: LiveServer) -> None:
     assert live.complete("a", max_tokens=3)["choices"][0]["text"] == "bcd"
     assert live.http.get("/health").status_code == 200
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_a_text_far_too_long_is_refused_before_it_is_tokenized(
+    live: LiveServer, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its length alone tells; megabytes cost no more than that."""
+
+    def tokenize(*_: object) -> None:
+        raise AssertionError("it was tokenized")
+
+    monkeypatch.setattr(hf, "_ids", tokenize)
+    text = json.dumps("word " * 400_000).encode()
+    error = refuse(live, path, b"{%b}" % PATHS[path].replace(b'"a"', text))
+    assert error["code"] == "context_length_exceeded"
+    assert "the prompt is at least " in error["message"]
+    assert "1024 tokens" in error["message"]
