@@ -41,7 +41,8 @@ class HttpOptions(Struct, frozen=True, forbid_unknown_fields=True):
         float, Meta(ge=0, le=86400, description="seconds that running answers get after SIGTERM or Ctrl-C")
     ] = 30.0
     max_body_bytes: Annotated[
-        int, Meta(ge=1024, le=2**31, description="bytes of one request body; more is answered 413")
+        int,
+        Meta(ge=1024, le=2**31, description="bytes of one request body, in memory up to 3 times; more is answered 413"),
     ] = 33_554_432
     max_stream_backlog_bytes: Annotated[
         int, Meta(ge=1024, le=2**31, description="bytes kept for one answer whose client does not read; then it is cut")
