@@ -143,6 +143,23 @@ def test_poison_is_answered_with_an_error_and_the_others_survive(chain_folder: P
         assert (ledger["owned"], ledger["violations"]) == (0, [])
 
 
+def test_the_times_of_a_request_count_over_a_lost_core(chain_folder: Path) -> None:
+    count, step_s = 200, 0.01
+    with Rig(chain_folder, (SCRIPT,), SMALL) as rig:
+        client = rig.wait_ready().client()
+        client.wait_ready(20.0)
+        began, tokens = time.monotonic(), list[int]()
+        for output in client.submit([1, 2], SamplingParams(temperature=0.0, max_tokens=count, ignore_eos=True)):
+            if len(tokens) < count // 2 <= len(tokens) + len(output.token_ids):
+                os.kill(rig.pid(1), signal.SIGKILL)
+            tokens += output.token_ids
+        took = time.monotonic() - began
+    assert tokens == continuation([1, 2], count)
+    assert output.times is not None
+    assert (count - 1) * step_s <= output.times.decode
+    assert output.times.queued + output.times.prefill + output.times.decode <= took
+
+
 def test_a_python_client_hears_of_the_death_of_the_server(chain_folder: Path) -> None:
     with Rig(chain_folder, (SCRIPT,), SMALL) as rig:
         client = rig.wait_ready().client()
