@@ -111,7 +111,7 @@ class Run:
             start_prefill(traffic)
             until("a step of the prompts has run, and no token is made", lambda: _in_prefill(probe.status()))
             return
-        start_mixed(traffic, 80 if phase != "preempted" else 50)
+        start_mixed(traffic, 50)
         until("all are taken, and tokens are made", lambda: _all_at_work(probe.status()))
         if phase == "preempted":
             until("a row was preempted", lambda: probe.status().preemptions > 0, 20.0)
