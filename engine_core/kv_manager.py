@@ -28,11 +28,23 @@ class KVManager:
         block_size: tokens a block.
         most_tokens: of a step.
         prefix_caching: whether equal beginnings share blocks.
+        whole: tokens that every sequence holds neighbouring blocks for from its start to its end; None: for its own.
+            Needs full groups, and no prefix_caching. All takings are then alike, so that those given back are
+            neighbours again.
     """
 
-    def __init__(self, groups: Iterable[KvGroup], block_size: int, *, most_tokens: int, prefix_caching: bool) -> None:
+    def __init__(
+        self,
+        groups: Iterable[KvGroup],
+        block_size: int,
+        *,
+        most_tokens: int,
+        prefix_caching: bool,
+        whole: int | None = None,
+    ) -> None:
         self._block_size = block_size
         self._caching = prefix_caching
+        self._whole = whole
         self._groups = make_groups(groups, block_size, most_tokens)
         self._sliding = [(index, group) for index, group in enumerate(self._groups) if isinstance(group, SlidingGroup)]
         self._leaving: dict[int, list[tuple[SlidingGroup, Holding, int]]] = {}
@@ -49,7 +61,9 @@ class KVManager:
         return max(1, min(parts) * self._block_size // 2) if parts else None
 
     def has_spare(self, keep: int) -> bool:
-        """Whether each group has a block beside `keep`."""
+        """Whether each group has a block beside `keep`; or one more whole sequence."""
+        if self._whole is not None:
+            keep = -(-self._whole // self._block_size) - 1
         return all(group.spare(keep) > 0 for group in self._groups)
 
     def admit(self, seq: Sequence, keep: int) -> tuple[Blocks, int]:
@@ -165,6 +179,9 @@ class KVManager:
             mine = [seq.held[index] for seq in sequences]
             found += group.violations(mine + [held[index] for held in others])
             for seq, holding in zip(sequences, mine, strict=True):
+                table = holding.table
+                if self._whole is not None and table != list(range(table[0], table[0] + self._need(seq))):
+                    found.append(f"request {seq.key[1]}: its blocks are no {self._need(seq)} neighbours")
                 for place in range(holding.freed, len(holding.table)):
                     block = holding.table[place]
                     name = group.cache.name_of(block)
@@ -173,10 +190,12 @@ class KVManager:
         return found
 
     def _lacking(self, hits: list[list[int]], need: int, keep: int) -> Blocks:
+        if self._whole is not None:
+            keep = 0  # nobody grows
         return tuple(group.lacking(hit, need, keep) for group, hit in zip(self._groups, hits, strict=True))
 
     def _need(self, seq: Sequence) -> int:
-        tokens = seq.rules.max_total if seq.pinned else len(seq.tokens)
+        tokens = self._whole or (seq.rules.max_total if seq.pinned else len(seq.tokens))
         return -(-tokens // self._block_size)
 
     def _find(self, seq: Sequence) -> tuple[int, list[list[int]]]:

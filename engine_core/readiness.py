@@ -5,15 +5,19 @@ from __future__ import annotations
 from engine_core.admission import Limits
 from engine_core.wire.client import Model, Ready
 from engine_core.wire.config import EngineConfig
-from engine_core.wire.executor import ExecutorReady
+from engine_core.wire.executor import ExecutorReady, KvGroup
 
 
 def limits_of(config: EngineConfig, ready: ExecutorReady) -> Limits:
     """The limits that executor and configuration settle."""
+    groups = ready.kv_groups
+    if not config.cache.lasting:
+        # Nothing behind a window is let go of: each pool holds whole sequences.
+        groups = [KvGroup(None, group.num_blocks) for group in groups]
     return Limits(
         max_model_len=ready.max_model_len,
         vocab_size=ready.vocab_size,
-        kv_groups=tuple(ready.kv_groups),
+        kv_groups=tuple(groups),
         block_size=config.cache.block_size,
         max_num_seqs=config.scheduler.max_num_seqs,
         max_num_batched_tokens=ready.max_num_batched_tokens,

@@ -44,7 +44,8 @@ class Roster:
 
     def __init__(self, options: SchedulerOptions, cache: CacheOptions, limits: Limits, epoch: int) -> None:
         self._limits = limits
-        self._caching = cache.enable_prefix_caching
+        self._caching = cache.shares_prefixes
+        self._contiguous = cache.kv_cache_reservation == "contiguous"
         # Never more rows than tokens in a step: each row gets one in each step.
         self._max_rows = min(limits.max_num_seqs, limits.max_num_batched_tokens)
         self.live: dict[RequestKey, Sequence] = {}
@@ -61,6 +62,7 @@ class Roster:
             limits.block_size,
             most_tokens=limits.max_num_batched_tokens,
             prefix_caching=self._caching,
+            whole=limits.room if self._contiguous else None,
         )
         self.flights = Flights(epoch, limits.vocab_size)
         self.fence = Fence(len(limits.kv_groups))

@@ -54,6 +54,7 @@ class Scheduler:
         self.depth: Final = 2 if options.async_scheduling else 1
         self._options = options
         self._limits = limits
+        self._forgets = not cache.enable_kv_cache
         self._random = random
         self._roster = Roster(options, cache, limits, epoch)
         self._planner = Planner(self._roster, options, limits)
@@ -203,6 +204,9 @@ class Scheduler:
         draft = self._planner.plan(now)
         if draft.rows:
             flights.launch(draft.rows)
+            if self._forgets:
+                for seq in [seq for seq, row in draft.rows if row.sample]:
+                    seq.rewind()
             return StepPlan(flights.epoch, draft.step, draft.fills, [row for _, row in draft.rows])
         if not flights:
             self._note_step(progress=False)

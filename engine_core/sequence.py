@@ -196,6 +196,10 @@ class Sequence:
             self.assumed += 1
         return sample
 
+    def rewind(self) -> None:
+        """The cache is off: for its next token all of its tokens are computed again, into the blocks it has."""
+        self.computed = 0
+
     def land(self, end: int, *, sample: bool) -> bool:
         """The plan with the row that ends at position `end` has come back; whether the row brought news."""
         self.in_flight -= 1

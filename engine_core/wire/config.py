@@ -60,7 +60,7 @@ class ModelOptions(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class CacheOptions(Struct, frozen=True, forbid_unknown_fields=True):
-    """The paged KV cache."""
+    """The KV cache."""
 
     block_size: Annotated[int, Meta(ge=1, le=1024, description="tokens a KV block")] = 16
     num_kv_blocks: Annotated[Positive | None, Meta(description="KV blocks; default: from the memory budget")] = None
@@ -71,7 +71,39 @@ class CacheOptions(Struct, frozen=True, forbid_unknown_fields=True):
             "85 % of what is free on CUDA"
         ),
     ] = None
-    enable_prefix_caching: Annotated[bool, Meta(description="reuse the KV blocks of equal prompt beginnings")] = True
+    enable_prefix_caching: Annotated[
+        bool | None,
+        Meta(
+            description="reuse the KV blocks of equal prompt beginnings; default: on, unless the cache is off or whole"
+        ),
+    ] = None
+    enable_kv_cache: Annotated[
+        bool, Meta(description="off: all tokens of a sequence are computed anew for each token, as a measure")
+    ] = True
+    kv_cache_reservation: Annotated[
+        Literal["paged", "contiguous"],
+        Meta(description="contiguous: a sequence holds blocks for the longest one from start to end, as a measure"),
+    ] = "paged"
+
+    def __post_init__(self) -> None:
+        """Refuse what contradicts itself; a ValidationError where the Struct is decoded."""
+        if self.enable_prefix_caching and not self.lasting:
+            raise ValueError(
+                "enable_prefix_caching: true: it needs enable_kv_cache true and kv_cache_reservation 'paged'; given: "
+                f"{str(self.enable_kv_cache).lower()} and {self.kv_cache_reservation!r}"
+            )
+
+    @property
+    def lasting(self) -> bool:
+        """Whether blocks are held one by one for as long as their tokens are needed: only then can prefixes be shared,
+        and blocks behind a window be let go of.
+        """
+        return self.enable_kv_cache and self.kv_cache_reservation == "paged"
+
+    @property
+    def shares_prefixes(self) -> bool:
+        """Whether equal prompt beginnings share blocks."""
+        return self.lasting if self.enable_prefix_caching is None else self.enable_prefix_caching
 
 
 class SchedulerOptions(Struct, frozen=True, forbid_unknown_fields=True):

@@ -30,6 +30,26 @@ def test_admission_gives_blocks_for_all_tokens() -> None:
     assert kv.ledger().owned == 3
 
 
+def test_a_whole_sequence_gets_neighbours_to_its_end() -> None:
+    """Ten blocks are three whole sequences of nine tokens, and one block that nobody can have."""
+    kv = KVManager([KvGroup(None, 10)], 4, most_tokens=16, prefix_caching=False, whole=9)
+    seqs = [make_sequence(count, order=count) for count in (1, 9, 5, 2, 4)]
+    for seq in seqs[:3]:
+        assert kv.has_spare(2)
+        assert kv.admit(seq, 2) == ((), 0)
+    assert not kv.has_spare(0)
+    assert kv.admit(seqs[3], 0) == ((2,), 0)
+    assert kv.grow(seqs[0], 9) == []
+    drop(kv, seqs[1])
+    drop(kv, seqs[0])
+    for seq in seqs[3:]:
+        assert kv.admit(seq, 2) == ((), 0)
+    assert [seq.held[0].table for seq in seqs[2:]] == [[6, 7, 8], [0, 1, 2], [3, 4, 5]]
+    assert kv.violations(seqs[2:], []) == []
+    seqs[2].held[0].table[1:] = [8, 7]
+    assert kv.violations(seqs[2:], []) == ["request r5: its blocks are no 3 neighbours"]
+
+
 def test_admission_says_how_many_blocks_lack() -> None:
     kv, seq = make_kv(4), make_sequence(16)
     assert kv.admit(seq, 2) == ((2,), 0)

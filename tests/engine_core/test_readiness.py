@@ -30,6 +30,10 @@ READY = ExecutorReady(
     startup_s={"start": 1.0},
     memory={},
 )
+MEASURES = [
+    CacheOptions(block_size=4, kv_cache_reservation="contiguous"),
+    CacheOptions(block_size=4, enable_kv_cache=False),
+]
 
 
 def test_limits_come_from_both() -> None:
@@ -37,6 +41,13 @@ def test_limits_come_from_both() -> None:
     assert (limits.max_model_len, limits.vocab_size, limits.max_num_batched_tokens) == (64, 50, 16)
     assert limits.kv_groups == (KvGroup(None, 32), KvGroup(9, 8))
     assert (limits.block_size, limits.max_num_seqs, limits.eos_token_ids) == (4, 3, (7,))
+
+
+@pytest.mark.parametrize("cache", MEASURES)
+def test_with_cache_or_paging_off_nothing_slides(cache: CacheOptions) -> None:
+    limits = limits_of(msgspec.structs.replace(CONFIG, cache=cache), READY)
+    assert limits.kv_groups == (KvGroup(None, 32), KvGroup(None, 8))
+    assert limits.room == 32
 
 
 def test_what_clients_are_told() -> None:

@@ -19,6 +19,7 @@ from tests.model.executor import FakeExecutor, FenceWatch, Model
 from tests.model.trace import Request, Tick, Trace
 
 Force = Literal["never", "random", "each token"]
+Reservation = Literal["paged", "contiguous"]
 MOST_FORCED = 12
 MOST_TURNS = 20_000
 
@@ -39,6 +40,8 @@ class Mode:
     policy: Literal["fcfs", "priority"] = "fcfs"
     force: Force = "never"
     eager: bool = False
+    kv_cache: bool = True
+    reservation: Reservation = "paged"
 
 
 class Device(Protocol):
@@ -80,7 +83,12 @@ def make_scheduler(model: Model, mode: Mode, seed: int = 0) -> Scheduler:
         max_num_batched_tokens=model.max_num_batched_tokens,
         eos_token_ids=model.eos,
     )
-    cache = CacheOptions(block_size=model.block_size, enable_prefix_caching=mode.prefix_caching)
+    cache = CacheOptions(
+        block_size=model.block_size,
+        enable_prefix_caching=mode.prefix_caching,
+        enable_kv_cache=mode.kv_cache,
+        kv_cache_reservation=mode.reservation,
+    )
     return Scheduler(options, cache, limits, epoch=1, random=random.Random(seed))
 
 
@@ -116,6 +124,7 @@ class Harness:
     def _new_executor(self, epoch: int) -> None:
         self._executor = self.make_device(epoch)
         self._watch = FenceWatch(self.model)
+        self._reached: dict[int, int] = {}
         self._plans: deque[StepPlan] = deque()
         self._results: deque[StepResult] = deque()
 
@@ -189,9 +198,19 @@ class Harness:
         self._executor.poison(self.scheduler.free_blocks())
         self._watch.leaves(plan)
         self._plans.append(plan)
+        if not self.mode.kv_cache:
+            self._check_anew(plan)
         self.starts += [self._key_of_seed[fill.seed] for fill in plan.fills]
         if self.mode.eager:
             self._results.append(self._executor.run(plan))
+
+    def _check_anew(self, plan: StepPlan) -> None:
+        """Without a cache the computing of each token begins with the first one."""
+        for fill in plan.fills:
+            self._reached.pop(fill.slot, None)
+        for row in plan.rows:
+            assert row.start == self._reached.get(row.slot, 0)
+            self._reached[row.slot] = 0 if row.sample else row.start + row.count
 
     def _return(self) -> None:
         plan = self._plans.popleft()
@@ -255,3 +274,5 @@ def verify(trace: Trace, harness: Harness) -> None:
     assert sum(status.finished.values()) == len(harness.received)
     assert status.prefix_hits <= status.prefix_queries
     assert harness.mode.prefix_caching or status.cached_tokens == 0
+    if harness.mode.reservation == "contiguous" and (harness.mode.policy, harness.mode.force) == ("fcfs", "never"):
+        assert status.preemptions == 0

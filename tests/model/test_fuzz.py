@@ -10,7 +10,7 @@ from typing import Final
 import pytest
 
 from engine_core.policy import Batching, Policy
-from tests.model.harness import Force, Harness, Mode, verify
+from tests.model.harness import Force, Harness, Mode, Reservation, verify
 from tests.model.trace import Groups, random_trace
 
 BATCHINGS: Final[tuple[Batching, ...]] = ("continuous", "static")
@@ -23,6 +23,18 @@ MODES = [
     for batching in BATCHINGS
     for policy in POLICIES
     for force in FORCES
+]
+# The cache off, paging off, or both: for pools without windows, as the core takes them then.
+PLACES: Final[tuple[tuple[bool, Reservation], ...]] = (
+    (False, "paged"),
+    (True, "contiguous"),
+    (False, "contiguous"),
+)
+MEASURES = [
+    replace(mode, kv_cache=kv_cache, reservation=reservation)
+    for mode in MODES
+    if not mode.prefix_caching
+    for kv_cache, reservation in PLACES
 ]
 
 
@@ -41,11 +53,17 @@ def test_all_modes_agree(seed: int) -> None:
         run(seed, replace(mode, eager=index % 2 == 0))
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_measures_agree_with_all_modes(seed: int) -> None:
+    for index, mode in enumerate(MEASURES):
+        run(seed, replace(mode, eager=index % 2 == 0))
+
+
 @pytest.mark.parametrize("batch", range(10))
 def test_random_traces_in_random_modes(batch: int) -> None:
     rng = random.Random(batch)
     for seed in range(1000 + 40 * batch, 1000 + 40 * (batch + 1)):
-        mode = rng.choice(MODES)
+        mode = rng.choice(MODES + MEASURES)
         run(seed, replace(mode, eager=rng.random() < 0.5))
 
 

@@ -22,7 +22,7 @@ from tests.model.real import (
     runner_of,
     solo_runs,
 )
-from tests.model.test_fuzz import MODES
+from tests.model.test_fuzz import MEASURES, MODES
 from tests.model.trace import Trace
 
 POOL = 60
@@ -94,6 +94,14 @@ def test_all_modes_give_the_tokens_of_solo_runs(subject: Subject, graphs: bool) 
 def test_one_trace_in_all_modes(subject: Subject) -> None:
     trace = subject.trace(1000, requests=10)
     for index, mode in enumerate(MODES[::17]):
+        run(subject, trace, replace(mode, eager=index % 2 == 0), index, graphs=index % 4 < 2)
+
+
+def test_cache_and_paging_off_give_the_tokens_of_solo_runs(subject: Subject) -> None:
+    """Pools without windows, as the core takes them then."""
+    groups = [KvGroup(None, group.num_blocks) for group in subject.groups]
+    for index, mode in enumerate(MEASURES[::11]):
+        trace = real_trace(2000 + index, subject.pool, groups)
         run(subject, trace, replace(mode, eager=index % 2 == 0), index, graphs=index % 4 < 2)
 
 

@@ -42,7 +42,7 @@ def test_written_and_read(config: EngineConfig, tmp_path: Path) -> None:
 
 def test_the_hash_is_stable() -> None:
     """Two builds of this version must agree; a change here is a change of what peers compare."""
-    assert config_hash(EngineConfig()) == "3d4a57a535483db6"
+    assert config_hash(EngineConfig()) == "620e9d10598715bd"
 
 
 def test_the_hash_tells_values_apart_but_not_spellings() -> None:
@@ -65,6 +65,7 @@ def test_the_hash_tells_values_apart_but_not_spellings() -> None:
         ("cache", "num_kv_blocks", 0),
         ("cache", "kv_cache_memory_bytes", 0),
         ("cache", "enable_prefix_caching", 1),
+        ("cache", "kv_cache_reservation", "whole"),
         ("scheduler", "max_num_seqs", 0),
         ("scheduler", "max_num_seqs", 4097),
         ("scheduler", "max_num_batched_tokens", 0),
@@ -87,6 +88,19 @@ def test_a_wrong_value_is_refused_by_name(section: str, field: str, value: objec
         read_config(path)
     assert str(path) in str(refused.value)
     assert field in str(refused.value)
+
+
+@pytest.mark.parametrize("off", [{"enable_kv_cache": False}, {"kv_cache_reservation": "contiguous"}])
+def test_prefixes_are_shared_unless_the_cache_or_paging_is_off(off: dict[str, object], tmp_path: Path) -> None:
+    assert CacheOptions().shares_prefixes
+    assert not CacheOptions(enable_prefix_caching=False).shares_prefixes
+    path = tmp_path / "engine.json"
+    for asked in ({}, {"enable_prefix_caching": False}):
+        path.write_bytes(msgspec.json.encode({"cache": off | asked}))
+        assert not read_config(path).cache.shares_prefixes
+    path.write_bytes(msgspec.json.encode({"cache": off | {"enable_prefix_caching": True}}))
+    with pytest.raises(ConfigInvalid, match="enable_prefix_caching: true: it needs enable_kv_cache"):
+        read_config(path)
 
 
 def test_another_version_is_refused(tmp_path: Path) -> None:
