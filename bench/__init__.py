@@ -1,1 +1,1 @@
-"""Measuring a running server from outside, over HTTP alone."""
+"""Benchmarks: loads through HTTP and through ZeroMQ, costs of single parts, comparisons, records and the ledger."""

@@ -30,9 +30,10 @@ COMMANDS: Final = {
     "coverage": "frontend.cli.coverage",
     "sentinel": "frontend.cli.sentinel",
     "report": "frontend.cli.report",
+    "bench": "frontend.cli.bench",
 }
 # Programs of another package: they read their own flags.
-TOOLS: Final = frozenset({"plan", "cut", "parity"})
+TOOLS: Final = frozenset({"plan", "cut", "parity", "bench"})
 
 
 class Parser(argparse.ArgumentParser):

@@ -17,6 +17,7 @@ from engine_core.wire.child import Child
 from frontend.errors import EngineFailed
 
 ADDRESS: Final = re.compile(r"^listening on (http://\S+)$", re.MULTILINE)
+BOUND_SERVER: Final = "frontend.proof.bound_server"
 START_S: Final = 1800.0
 END_S: Final = 60.0
 POLL_S: Final = 0.05
@@ -29,20 +30,21 @@ class OwnServer:
     Args:
         model: the model folder.
         flags: of `tercet serve`, beside port and sockets.
+        program: module that serves with these flags, and dies with its parent.
 
     Attributes:
         socket: for Python clients.
         command: as a user would type it, apart from port and socket.
     """
 
-    def __init__(self, model: Path, flags: Sequence[str]) -> None:
+    def __init__(self, model: Path, flags: Sequence[str], program: str = BOUND_SERVER) -> None:
         # Short: the path of a unix socket has a limit of 107 bytes.
         self._folder = Path(tempfile.mkdtemp(prefix="tercet-"))
         self.socket = self._folder / "client.sock"
         self._log = self._folder / "log"
         self.command = ["tercet", "serve", str(model), *flags]
         words = ["serve", str(model), "--port", "0", "--client-socket", str(self.socket), *flags]
-        self._child = Child.spawn("server", ["-m", "frontend.proof.bound_server", str(self._log), *words])
+        self._child = Child.spawn("server", ["-m", program, str(self._log), *words])
         self._status: int | None = None
 
     @property

@@ -33,7 +33,7 @@ class Part(Struct, frozen=True):
 
 
 class Failure(Struct, frozen=True):
-    """Something that went wrong, by class; "load" is that of requests, see bench/load.py."""
+    """Something that went wrong, by class; "load" is that of requests, see bench/serve.py."""
 
     kind: FailureClass
     message: str

@@ -27,7 +27,7 @@ from frontend.proof.tools import DEADLINE_S, PARITY, PROBE, Plan, read_plan, run
 
 T = TypeVar("T")
 
-BENCH: Final = ("-m", "bench.load")
+BENCH: Final = ("-m", "bench", "serve", "--json")
 # Each number of clients several times.
 BENCH_CLIENTS: Final = ("1", "1", "1", "4", "4", "4")
 BENCH_INPUT: Final = 32
@@ -179,18 +179,18 @@ class Reporter:
             )
         if done.returncode:
             last = done.stderr.decode(errors="replace").strip().splitlines() or ["no message"]
-            raise EngineFailed(f"bench.load: {last[-1]}")
+            raise EngineFailed(f"bench serve: {last[-1]}")
         return [bench_row(line, speed=every_block(plan)) for line in done.stdout.splitlines()]
 
 
 def bench_command(url: str, ids: int) -> list[str]:
     """The load, on a server; ids of prompts are below `ids`."""
-    sizes = ["--input", str(BENCH_INPUT), "--output", str(BENCH_OUTPUT), "--vocab", str(ids)]
-    return ["python", *BENCH, url, "--clients", *BENCH_CLIENTS, *sizes]
+    sizes = ["--random-input-len", str(BENCH_INPUT), "--random-output-len", str(BENCH_OUTPUT), "--vocab", str(ids)]
+    return ["python", *BENCH, "--base-url", url, "--max-concurrency", *BENCH_CLIENTS, *sizes]
 
 
 def bench_row(line: bytes, *, speed: bool) -> BenchRow:
-    """A row from a line of bench/load.py.
+    """A row from a line of bench/serve.py.
 
     Args:
         line: JSON.
@@ -200,19 +200,30 @@ def bench_row(line: bytes, *, speed: bool) -> BenchRow:
         EngineFailed: the line is something else.
     """
     try:
-        counts = msgspec.json.decode(line, type=BenchCounts)
-        rates = msgspec.json.decode(line, type=Speed)
+        found = msgspec.json.decode(line, type=BenchLine)
     except msgspec.MsgspecError as error:
-        raise EngineFailed(f"bench.load: {error}") from error
-    return BenchRow(counts.clients, counts.requests, counts.output_tokens, rates if speed else None)
+        raise EngineFailed(f"bench serve: {error}") from error
+    times = (found.median_ttft_ms, found.p99_ttft_ms, found.median_itl_ms, found.p99_itl_ms)
+    return BenchRow(
+        found.max_concurrency,
+        found.completed,
+        found.total_output_tokens,
+        Speed(found.duration, found.output_throughput, *times) if speed else None,
+    )
 
 
-class BenchCounts(Struct, frozen=True):
-    """What a line of bench/load.py counts."""
+class BenchLine(Struct, frozen=True):
+    """What is used of a line of bench/serve.py."""
 
-    clients: int
-    requests: int
-    output_tokens: int
+    max_concurrency: int
+    completed: int
+    total_output_tokens: int
+    duration: float
+    output_throughput: float
+    median_ttft_ms: float
+    p99_ttft_ms: float
+    median_itl_ms: float
+    p99_itl_ms: float
 
 
 def write(report: Report, out: Path, say: Callable[[str], None]) -> None:
