@@ -97,9 +97,11 @@ def deepseek_v3() -> Family:
 def _read_v2(config: ConfigFile) -> ModelSpec:
     check_experts(config, HONOURED)
     _must_be(config, "scoring_func", "softmax")
-    # transformers and the original code disagree about what true means; no published model has it.
     if config.flag("norm_topk_prob", default=False):
-        raise config.refuse("norm_topk_prob", "DeepseekV2ForCausalLM does not divide the weights by their sum")
+        reason = (
+            "transformers computes DeepseekV2ForCausalLM without it, the models' own code with it: only false is sure"
+        )
+        raise config.refuse("norm_topk_prob", reason)
     if not config.flag("rope_interleave", default=True):
         raise config.refuse("rope_interleave", "the pairs of DeepseekV2ForCausalLM are always neighbours")
     method = config.string("topk_method", "greedy")

@@ -23,12 +23,13 @@ DTYPE_NAMES: Final[Mapping[str, Dtype]] = {"float32": "float32", "bfloat16": "bf
 OFF: Final[tuple[Any, ...]] = (None, False, 0, [], {})
 ONE: Final[tuple[Any, ...]] = (None, 1)
 
+QUANTIZED: Final = "quantized weights are not served; tercet plan and tercet cut take them as they lie"
+QUANTIZATION: Final = ("quantization_config", "compression_config")
+
 # Fields with which other families change what a decoder block computes, and the values that change nothing. A plain
 # decoder refuses any other value. Fields that are in no table describe training, generation or tooling.
 PLAIN_VALUES: Final[Mapping[str, tuple[Any, ...]]] = {
-    # quantization and compression
-    "quantization_config": OFF,
-    "compression_config": OFF,
+    **dict.fromkeys(QUANTIZATION, OFF),
     # position and attention
     "alibi": OFF,
     "attention_chunk_size": OFF,
@@ -106,7 +107,8 @@ def check_plain(config: ConfigFile, honoured: Collection[str] = ()) -> None:
             continue
         if field in config.fields and not _one_of(config.fields[field], neutral):
             architecture = ", ".join(config.strings("architectures")) or "this architecture"
-            raise config.refuse(field, f"{architecture} is computed without it here")
+            reason = QUANTIZED if field in QUANTIZATION else f"{architecture} is computed without it here"
+            raise config.refuse(field, reason)
 
 
 def check_head_counts(config: ConfigFile, heads: int, kv_heads: int) -> None:

@@ -20,7 +20,7 @@ from model_executor.models.qwen import QK_NORM
 from model_executor.models.registry import Family, architecture_of
 from model_executor.models.rope import read_layer_ropes, read_rope
 from model_executor.models.spec import Activation, AttentionSpec, LayerSpec, MlpSpec, ModelSpec, NormSpec, RopeSpec
-from model_executor.weights.parameters import NameTable
+from model_executor.weights.parameters import IgnoreRule, NameTable
 
 NAMES2: Final[NameTable] = structs.replace(
     llama.NAMES,
@@ -32,6 +32,29 @@ NAMES2: Final[NameTable] = structs.replace(
     },
 )
 NAMES3: Final[NameTable] = structs.replace(NAMES2, parts={**NAMES2.parts, **QK_NORM})
+
+VISION: Final = IgnoreRule(
+    r"(model\.)?(vision_tower|multi_modal_projector)\..*", "the part for images; text alone is served", other_part=True
+)
+
+
+def _inside(prefix: str, head: str) -> NameTable:
+    """The names of Gemma 3 within a checkpoint that has a part for images too."""
+    return structs.replace(
+        NAMES3,
+        embedding=f"{prefix}embed_tokens.weight",
+        norm=f"{prefix}norm.weight",
+        head=head,
+        block=f"{prefix}layers.{{source}}.",
+        ignored=(VISION,),
+    )
+
+
+# As published and saved by transformers 5, and as saved by late versions of transformers 4.
+NAMES3_CONDITIONAL: Final[NameTable] = structs.replace(
+    _inside("language_model.model.", "language_model.lm_head.weight"),
+    others=(_inside("model.language_model.", "lm_head.weight"),),
+)
 
 HONOURED2: Final = ("attn_logit_softcapping", "final_logit_softcapping", "query_pre_attn_scalar")
 HONOURED3: Final = (
@@ -49,6 +72,17 @@ DEFAULT_MAX_POSITION2: Final = 8192
 DEFAULT_MAX_POSITION3: Final = 131072
 DEFAULT_PERIOD3: Final = 6
 PERIOD2: Final = 2
+TEXT_ARCHITECTURE: Final = "Gemma3ForCausalLM"
+# Likewise, of a text_config, which leaves out what is no different.
+DEFAULTS_TEXT: Final = {
+    "hidden_size": 2304,
+    "intermediate_size": 9216,
+    "model_type": "gemma3_text",
+    "num_attention_heads": 8,
+    "num_hidden_layers": 26,
+    "sliding_window": 4096,
+    "vocab_size": 262208,
+}
 
 
 def gemma2() -> Family:
@@ -59,6 +93,11 @@ def gemma2() -> Family:
 def gemma3() -> Family:
     """Gemma3ForCausalLM: most blocks have a window and a rotation of their own; a norm on queries and keys."""
     return Family(read=_read_gemma3, names=NAMES3)
+
+
+def gemma3_conditional() -> Family:
+    """Gemma3ForConditionalGeneration: Gemma 3 with a part for images, of which the text part runs."""
+    return Family(read=_read_conditional, names=NAMES3_CONDITIONAL, section="text_config")
 
 
 def _read_gemma2(config: ConfigFile) -> ModelSpec:
@@ -76,6 +115,22 @@ def _read_gemma3(config: ConfigFile) -> ModelSpec:
     period = config.count("sliding_window_pattern", DEFAULT_PERIOD3)
     attention = _by_layer(config, plain, ropes, period=period)
     return _read(config, attention, final_soft_cap=_cap(config, "final_logit_softcapping", None))
+
+
+def _read_conditional(config: ConfigFile) -> ModelSpec:
+    check_plain(config, ("text_config", "vision_config"))
+    text = config.section("text_config")
+    if text is None:
+        raise config.refuse("text_config", "is required")
+    own = {name: value for name, value in text.fields.items() if value is not None and name != "architectures"}
+    spec = _read_gemma3(ConfigFile(text.path, {**DEFAULTS_TEXT, **own}, text.prefix))
+    if spec.architecture != TEXT_ARCHITECTURE:
+        raise text.refuse("model_type", f"{architecture_of(config)} has a text part of type gemma3_text")
+    if spec.final_soft_cap is not None:
+        raise text.refuse("final_logit_softcapping", f"{architecture_of(config)} is computed without it")
+    if config.flag("tie_word_embeddings", default=True) != spec.tie:
+        raise text.refuse("tie_word_embeddings", "contradicts tie_word_embeddings of the whole model")
+    return structs.replace(spec, architecture=architecture_of(config), dtype=checkpoint_dtype(config) or spec.dtype)
 
 
 def _attention(config: ConfigFile) -> AttentionSpec:

@@ -19,6 +19,7 @@ ARCHITECTURES: Final = {
     "Qwen3ForCausalLM": "model_executor.models.qwen:qwen3",
     "Gemma2ForCausalLM": "model_executor.models.gemma:gemma2",
     "Gemma3ForCausalLM": "model_executor.models.gemma:gemma3",
+    "Gemma3ForConditionalGeneration": "model_executor.models.gemma:gemma3_conditional",
     "MixtralForCausalLM": "model_executor.models.mixtral:mixtral",
     "Qwen3MoeForCausalLM": "model_executor.models.qwen_moe:qwen3_moe",
     "DeepseekV2ForCausalLM": "model_executor.models.deepseek:deepseek_v2",
@@ -30,6 +31,7 @@ MODEL_TYPES: Final = {
     "qwen2": "Qwen2ForCausalLM",
     "qwen3": "Qwen3ForCausalLM",
     "gemma2": "Gemma2ForCausalLM",
+    "gemma3": "Gemma3ForConditionalGeneration",
     "gemma3_text": "Gemma3ForCausalLM",
     "mixtral": "MixtralForCausalLM",
     "qwen3_moe": "Qwen3MoeForCausalLM",
@@ -46,10 +48,12 @@ class Family:
     Attributes:
         read: makes the spec of a config.json.
         names: what the checkpoint calls the parameters.
+        section: field of config.json that holds what belongs to the blocks; None: the whole does.
     """
 
     read: Callable[[ConfigFile], ModelSpec]
     names: NameTable
+    section: str | None = None
 
 
 def find_family(config: ConfigFile) -> Family:

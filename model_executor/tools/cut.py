@@ -22,7 +22,6 @@ from model_executor.tools.table import megabytes
 from model_executor.weights.cut_assets import MARKDOWN
 from model_executor.weights.cut_tensors import BUFFER_BYTES
 from model_executor.weights.layer_plan import compact
-from model_executor.weights.parameters import block_parameters, outer_parameters
 
 SHARD_BYTES: Final = 5 * 10**9
 _SIZE: Final = re.compile(r"([1-9][0-9]{0,14})(kB|KB|MB|GB)?")
@@ -49,9 +48,8 @@ def _cut(argv: Sequence[str]) -> None:
 
 def budget(cut: Cut, free: int) -> list[str]:
     """What the cut will take and give, before anything is written."""
-    spec, names = cut.model.spec, cut.model.family.names
-    parameters = (*outer_parameters(spec, names), *block_parameters(spec, cut.plan, names))
-    elements = sum(prod(parameter.shape) for parameter in parameters)
+    spec = cut.model.spec
+    elements = sum(prod(parameter.shape) for parameter in cut.model.parameters(cut.plan))
     text = [
         f"blocks: {compact(cut.plan.sources)} of 0-{len(spec.layers) - 1}, {len(cut.plan.sources)} in all",
         *(f"edit: {edit.field}: {edit.why}" for edit in cut.edits),

@@ -17,8 +17,9 @@ from msgspec import Struct, structs
 
 from model_executor.errors import CheckpointBroken, ConfigRefused, ToolMisused
 from model_executor.models.config import read_json_object
+from model_executor.models.fields import QUANTIZATION
 from model_executor.models.spec import ModelSpec
-from model_executor.tools.model import QUANTIZATION, OpenModel, read_structure
+from model_executor.tools.model import QUANTIZATION_FILES, OpenModel, read_structure
 from model_executor.weights.cut_assets import CONFIG, RECORD, Assets, copy_assets, describe, find_assets
 from model_executor.weights.cut_config import ConfigCut, Edit, Prediction
 from model_executor.weights.cut_fields import DEPTH
@@ -28,11 +29,8 @@ from model_executor.weights.cut_tensors import Move, OutFile, pack, write_files
 from model_executor.weights.index import Checkpoint
 from model_executor.weights.inventory import BlockPrefix, Inventory, take_stock
 from model_executor.weights.layer_plan import LayerPlan, block_classes, compact, missing_classes
-from model_executor.weights.parameters import block_parameters, outer_parameters
 from model_executor.weights.plan import plan_load
 
-# Files that some quantization tools write beside config.json, with module paths in them.
-QUANTIZATION_FILES: Final = ("quantize_config.json", "quant_config.json", "hf_quant_config.json")
 # For the record and the directory itself.
 SPARE_BYTES: Final = 2**20
 
@@ -101,9 +99,9 @@ def plan_cut(model: OpenModel, options: CutOptions) -> Cut:
     plan = model.plan(options.layers, allow_missing_classes=options.allow_missing_classes)
     folder = model.config.path.parent
     checkpoint = _weights(model, folder) if options.mode == "weights" else None
-    stock = None if checkpoint is None else take_stock(model.spec, model.family.names, checkpoint)
-    if checkpoint is not None and not model.quantized:
-        plan_load(model.spec, plan, model.family.names, checkpoint)
+    stock = None if checkpoint is None else take_stock(model.spec, model.names, checkpoint)
+    if checkpoint is not None and model.quantization is None:
+        plan_load(model.spec, plan, model.names, checkpoint)
     kept_prediction = model.spec.mtp_layers if options.prediction == "keep" else 0
     modules = _modules(model, plan, stock, kept_prediction)
     fields, edits = _configuration(model, plan, options.prediction, modules)
@@ -233,15 +231,26 @@ def _configuration(
     model: OpenModel, plan: LayerPlan, prediction: Prediction, modules: list[str]
 ) -> tuple[dict[str, Any], list[Edit]]:
     path, spec = model.config.path, model.spec
-    moved = ConfigCut(model.config.fields, plan.sources, prediction, path)
+    section, fields = model.section, dict(model.config.fields)
+    moved = ConfigCut(fields if section is None else fields[section], plan.sources, prediction, path)
     moved.run()
-    _check_same(model, plan, read_structure(path, moved.fields)[1], prediction)
+    if section is None:
+        fields, edits = moved.fields, moved.edits
+    else:
+        fields[section] = moved.fields
+        edits = [structs.replace(edit, field=f"{section}.{edit.field}") for edit in moved.edits]
+    _check_same(model, plan, read_structure(path, fields), prediction)
     kept = spec.mtp_layers if prediction == "keep" else 0
-    quant = QuantCut(modules, plan.sources, len(spec.layers), path, prediction=kept)
+    quant = _quant_cut(model, plan, path, modules, kept)
     for field in QUANTIZATION:
-        if field in moved.fields:
-            moved.fields[field] = quant.moved(moved.fields[field], field)
-    return moved.fields, moved.edits + quant.edits
+        if field in fields:
+            fields[field] = quant.moved(fields[field], field)
+    return fields, edits + quant.edits
+
+
+def _quant_cut(model: OpenModel, plan: LayerPlan, path: Path, modules: list[str], prediction: int) -> QuantCut:
+    apart = [rule.pattern for rule in model.names.ignored if rule.other_part]
+    return QuantCut(modules, plan.sources, len(model.spec.layers), path, prediction=prediction, apart=apart)
 
 
 def _side_files(
@@ -253,7 +262,7 @@ def _side_files(
     for asset in assets.copied:
         if asset.name not in QUANTIZATION_FILES:
             continue
-        quant = QuantCut(modules, plan.sources, len(model.spec.layers), asset.path, prediction=prediction)
+        quant = _quant_cut(model, plan, asset.path, modules, prediction)
         value = quant.moved(read_json_object(asset.path), asset.name)
         if quant.edits:
             texts[asset.name] = (json.dumps(value, indent=2, ensure_ascii=False) + "\n").encode()
@@ -290,12 +299,7 @@ def _check_same(model: OpenModel, plan: LayerPlan, made: ModelSpec, prediction: 
 
 def _modules(model: OpenModel, plan: LayerPlan, stock: Inventory | None, prediction: int) -> list[str]:
     """Modules that remain, under their old names."""
-    names = model.family.names
-    tensors = {
-        source.name
-        for parameter in (*outer_parameters(model.spec, names), *block_parameters(model.spec, plan, names))
-        for source in parameter.sources
-    }
+    tensors = {source.name for parameter in model.parameters(plan) for source in parameter.sources}
     if stock is not None:
         tensors.update(stock.of(plan.sources))
         tensors.update(name for block in range(prediction) for name in stock.prediction.get(block, ()))
@@ -306,15 +310,15 @@ def _moves(
     model: OpenModel, checkpoint: Checkpoint, plan: LayerPlan, stock: Inventory, prediction: Prediction
 ) -> Iterator[Move]:
     """Every tensor that goes along: the embedding, the blocks, the prediction blocks, the rest."""
-    names, prefix = model.family.names, BlockPrefix(model.family.names)
-    first = [name for name in stock.outer if name == names.embedding]
+    prefix = BlockPrefix(model.names)
+    first = [name for name in stock.outer if name == model.names.embedding]
     wanted = {name: name for name in first}
     groups = {index: stock.blocks[source] for index, source in enumerate(plan.sources)}
     if prediction == "keep":
         groups |= {len(plan.sources) + block: group for block, group in stock.prediction.items()}
     for index, group in groups.items():
         wanted |= {name: prefix.moved(name, index) for name in group}
-    wanted |= {name: name for name in stock.outer if name not in first}
+    wanted |= {name: name for name in (*stock.outer, *stock.other_parts) if name not in first}
     entries = checkpoint.entries(wanted)
     for name, new in wanted.items():
         yield Move(entries[name], new)

@@ -10,12 +10,15 @@ from msgspec import Struct
 
 from engine_core.wire.config import ModelOptions
 from model_executor.models.config import ConfigFile
-from model_executor.models.registry import Family, find_family
+from model_executor.models.fields import QUANTIZATION
+from model_executor.models.registry import find_family
 from model_executor.models.spec import ModelSpec
 from model_executor.weights.index import INDEX, SINGLE, Checkpoint
 from model_executor.weights.layer_plan import LayerPlan, choose_layers
+from model_executor.weights.parameters import NameTable, Parameter, block_parameters, outer_parameters
 
-QUANTIZATION: Final = ("quantization_config", "compression_config")
+# Files that some quantization tools write beside config.json, with module paths in them.
+QUANTIZATION_FILES: Final = ("quantize_config.json", "quant_config.json", "hf_quant_config.json")
 
 
 class OpenModel(Struct, frozen=True):
@@ -23,20 +26,30 @@ class OpenModel(Struct, frozen=True):
 
     Attributes:
         config: its config.json.
-        family: of its architecture.
+        names: of its tensors.
+        section: field of config.json that holds what belongs to the blocks; None: the whole does.
         spec: its structure, quantization aside.
         checkpoint: its tensors; None: the folder holds no weights.
     """
 
     config: ConfigFile
-    family: Family
+    names: NameTable
+    section: str | None
     spec: ModelSpec
     checkpoint: Checkpoint | None
 
     @property
-    def quantized(self) -> bool:
-        """Whether config.json speaks of quantization."""
-        return any(field in self.config for field in QUANTIZATION)
+    def quantization(self) -> str | None:
+        """What says that weights are quantized, and how; None: nothing does."""
+        for field in QUANTIZATION:
+            if (found := self.config.section(field)) is not None:
+                return f"{field}: {found.string('quant_method', 'of an unknown method')}"
+        folder = self.config.path.parent
+        return next((name for name in QUANTIZATION_FILES if (folder / name).is_file()), None)
+
+    def parameters(self, plan: LayerPlan) -> tuple[Parameter, ...]:
+        """What a plan makes of the checkpoint, quantization aside."""
+        return (*outer_parameters(self.spec, self.names), *block_parameters(self.spec, plan, self.names))
 
     def plan(self, layers: str, *, allow_missing_classes: bool) -> LayerPlan:
         """The plan for a choice of blocks, as `tercet serve` would make it.
@@ -59,17 +72,19 @@ def open_model(folder: Path, *, cut: bool = False) -> OpenModel:
         CheckpointBroken, UnknownArchitecture, ConfigRefused: as the server would refuse it.
     """
     config = ConfigFile.read(folder / "config.json")
-    family, spec = read_structure(config.path, config.fields)
+    spec = read_structure(config.path, config.fields)
+    family = find_family(config)
     there = (folder / SINGLE).exists() or (folder / INDEX).exists()
-    return OpenModel(config, family, spec, Checkpoint.open(folder, cut=cut) if there else None)
+    checkpoint = Checkpoint.open(folder, cut=cut) if there else None
+    names = family.names if checkpoint is None else family.names.of(checkpoint.files)
+    return OpenModel(config, names, family.section, spec, checkpoint)
 
 
-def read_structure(path: Path, fields: Mapping[str, Any]) -> tuple[Family, ModelSpec]:
-    """Family and structure of a configuration; what it says of quantization is left aside.
+def read_structure(path: Path, fields: Mapping[str, Any]) -> ModelSpec:
+    """The structure that a configuration gives; what it says of quantization is left aside.
 
     Raises:
         UnknownArchitecture, ConfigRefused: as the server would refuse it.
     """
     config = ConfigFile(path, {name: value for name, value in fields.items() if name not in QUANTIZATION})
-    family = find_family(config)
-    return family, family.read(config)
+    return find_family(config).read(config)

@@ -1,20 +1,23 @@
 """`python -m model_executor.tools.plan MODEL [--layers ...] [--json]`: what a choice of blocks needs.
 
 It reads config.json, the index, and the headers of those weight files that are there. Weight files may be missing, or
-end after their header: sizes then follow from the structure, and the answer says so.
+end after their header: sizes then follow from the structure, and the answer says so. Of quantized weights it tells what
+they take on disk, as they are stored.
 """
 
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from math import prod
 from pathlib import Path
+from typing import Final
 
 import msgspec
 from msgspec import Struct
 
-from model_executor.models.spec import Dtype
+from model_executor.models.spec import Dtype, ModelSpec
 from model_executor.tools.command import Parser, add_layer_flags, run_tool
 from model_executor.tools.model import OpenModel, open_model
 from model_executor.tools.operators import REQUESTS, block_operators, outer_operators, special_requests
@@ -22,9 +25,12 @@ from model_executor.tools.table import megabytes, table
 from model_executor.weights.index import Checkpoint
 from model_executor.weights.inventory import files_of, take_stock
 from model_executor.weights.layer_plan import LayerPlan, block_classes, compact, missing_classes
-from model_executor.weights.parameters import Parameter, block_parameters, outer_parameters
+from model_executor.weights.parameters import Parameter
 from model_executor.weights.plan import plan_load
 from model_executor.weights.report import ITEM_BYTES
+
+# Ends the names of the scales of weights in 8 bits.
+SCALES: Final = "_scale_inv"
 
 
 class ClassRow(Struct, frozen=True):
@@ -56,15 +62,34 @@ class Shards(Struct, frozen=True):
         needed: those that hold a tensor of the plan.
         absent: those of them that are not there, or end before their data does.
         not_needed: the others.
-        bytes_to_read: of the plan's tensors; None: the files that would tell are absent and the weights quantized.
+        bytes_to_read: of the plan's tensors; None: the files that would tell are absent, and the way in which the
+            weights are quantized is not known here.
+        stored: these bytes by the dtype they are stored in, as safetensors calls it; of files that are there.
         estimated: whether bytes_to_read follows in part from the structure.
+        ignored: tensors that no plan reads: how many, by reason.
     """
 
     needed: tuple[str, ...]
     absent: tuple[str, ...]
     not_needed: tuple[str, ...]
     bytes_to_read: int | None
+    stored: Mapping[str, int]
     estimated: bool
+    ignored: Mapping[str, int]
+
+
+class KvRow(Struct, frozen=True):
+    """Runtime layers whose cache keeps a token equally long: one KV group of the server.
+
+    Attributes:
+        window: tokens that they look back on; a sequence keeps little more than these in the cache. None: all.
+        layers: how many.
+        bytes_per_token: of all of them together, by dtype.
+    """
+
+    window: int | None
+    layers: int
+    bytes_per_token: Mapping[Dtype, int]
 
 
 class PlanReport(Struct, frozen=True):
@@ -73,12 +98,13 @@ class PlanReport(Struct, frozen=True):
     Attributes:
         model: the folder; architecture: as config.json names it.
         revision: of the checkpoint; None: the folder holds no weights.
+        quantization: what says that weights are quantized, and how; None: nothing does.
         blocks: of the checkpoint; prediction_blocks: behind them (MTP), which do not run.
         layers: the choice as it was made; layer_map: source index of each runtime layer.
         classes: of the blocks; left_out: names of the classes of which no block is chosen.
         shards: weight files; None: the folder holds none.
-        memory_bytes: of the weights, by the dtype computed in.
-        kv_bytes_per_token: of all runtime layers, by dtype.
+        memory_bytes: of the weights, by the dtype computed in; of quantized ones, once they are plain.
+        kv_bytes_per_token: of all runtime layers, by dtype; kv_groups: the same by how long a token is kept.
         outer_operators: outside the blocks.
         phases: each phase, and the request that makes every operator run in it.
     """
@@ -86,6 +112,7 @@ class PlanReport(Struct, frozen=True):
     model: str
     architecture: str
     revision: str | None
+    quantization: str | None
     blocks: int
     prediction_blocks: int
     layers: str
@@ -95,6 +122,7 @@ class PlanReport(Struct, frozen=True):
     shards: Shards | None
     memory_bytes: Mapping[Dtype, int]
     kv_bytes_per_token: Mapping[Dtype, int]
+    kv_groups: tuple[KvRow, ...]
     outer_operators: tuple[str, ...]
     phases: Mapping[str, str]
 
@@ -107,14 +135,14 @@ def make_report(model: OpenModel, layers: str, *, allow_missing_classes: bool) -
     """
     spec = model.spec
     plan = model.plan(layers, allow_missing_classes=allow_missing_classes)
-    names = model.family.names
-    parameters = (*outer_parameters(spec, names), *block_parameters(spec, plan, names))
+    parameters = model.parameters(plan)
     elements = sum(prod(parameter.shape) for parameter in parameters)
     kept = sum(layer.attention.kv_elements for layer in plan.layers(spec))
     return PlanReport(
         model=str(model.config.path.parent),
         architecture=spec.architecture,
         revision=None if model.checkpoint is None else model.checkpoint.revision,
+        quantization=model.quantization,
         blocks=len(spec.layers),
         prediction_blocks=spec.mtp_layers,
         layers=layers,
@@ -122,11 +150,27 @@ def make_report(model: OpenModel, layers: str, *, allow_missing_classes: bool) -
         classes=_rows(model, plan),
         left_out=tuple(each.name for each in missing_classes(spec, plan)),
         shards=None if model.checkpoint is None else _shards(model, model.checkpoint, plan, parameters),
-        memory_bytes={dtype: elements * size for dtype, size in ITEM_BYTES.items()},
-        kv_bytes_per_token={dtype: kept * size for dtype, size in ITEM_BYTES.items()},
+        memory_bytes=_by_dtype(elements),
+        kv_bytes_per_token=_by_dtype(kept),
+        kv_groups=_kv_groups(spec, plan),
         outer_operators=outer_operators(spec),
         phases=REQUESTS,
     )
+
+
+def _by_dtype(elements: int) -> dict[Dtype, int]:
+    return {dtype: elements * size for dtype, size in ITEM_BYTES.items()}
+
+
+def _kv_groups(spec: ModelSpec, plan: LayerPlan) -> tuple[KvRow, ...]:
+    """As the cache groups them: a window that no sequence outgrows is none."""
+    kept: dict[int | None, list[int]] = {}
+    for layer in plan.layers(spec):
+        window = layer.attention.window
+        reach = window if window is not None and window < spec.max_model_len else None
+        kept.setdefault(reach, []).append(layer.attention.kv_elements)
+    windows = sorted(kept, key=lambda window: window or 0)
+    return tuple(KvRow(window, len(kept[window]), _by_dtype(sum(kept[window]))) for window in windows)
 
 
 def _rows(model: OpenModel, plan: LayerPlan) -> tuple[ClassRow, ...]:
@@ -148,44 +192,51 @@ def _rows(model: OpenModel, plan: LayerPlan) -> tuple[ClassRow, ...]:
 
 
 def _shards(model: OpenModel, checkpoint: Checkpoint, plan: LayerPlan, parameters: Iterable[Parameter]) -> Shards:
-    stock = take_stock(model.spec, model.family.names, checkpoint)
+    stock = take_stock(model.spec, model.names, checkpoint)
     wanted = stock.of(plan.sources)
     needed = files_of(checkpoint, wanted)
     readable = {file for file in needed if checkpoint.path(file).is_file()}
-    if not model.quantized and readable == set(needed):
+    if model.quantization is None and readable == set(needed):
         # All headers are there: what the server would refuse is refused here.
-        plan_load(model.spec, plan, model.family.names, checkpoint)
-    sizes = {name: entry.nbytes for name, entry in checkpoint.entries(_in(wanted, checkpoint, readable)).items()}
-    total, estimated = _total(model, wanted, sizes, parameters)
+        plan_load(model.spec, plan, model.names, checkpoint)
+    entries = checkpoint.entries(name for name in wanted if checkpoint.files[name] in readable)
+    stored: Counter[str] = Counter()
+    for entry in entries.values():
+        stored[entry.dtype] += entry.nbytes
+    sizes = {name: entry.nbytes for name, entry in entries.items()}
+    shapes = {source.name: source.shape for parameter in parameters for source in parameter.sources}
+    shapes.setdefault(model.names.head, (model.spec.vocab_size, model.spec.hidden_size))
+    reckoned = [sizes[name] if name in sizes else _reckoned(model, shapes, name) for name in wanted]
     return Shards(
         needed=needed,
         absent=tuple(file for file in needed if file not in readable or checkpoint.is_cut(file)),
         not_needed=tuple(file for file in checkpoint.shards if file not in needed),
-        bytes_to_read=total,
-        estimated=estimated,
+        bytes_to_read=None if None in reckoned else sum(size for size in reckoned if size is not None),
+        stored=dict(sorted(stored.items())),
+        estimated=len(sizes) < len(wanted),
+        ignored=dict(Counter([*stock.ignored.values(), *stock.other_parts.values()])),
     )
 
 
-def _in(wanted: Iterable[str], checkpoint: Checkpoint, files: set[str]) -> list[str]:
-    return [name for name in wanted if checkpoint.files[name] in files]
+def _reckoned(model: OpenModel, shapes: Mapping[str, tuple[int, ...]], name: str) -> int | None:
+    """Bytes of a tensor whose header is not there, from its shape; None: nobody knows.
 
-
-def _total(
-    model: OpenModel, wanted: Sequence[str], sizes: Mapping[str, int], parameters: Iterable[Parameter]
-) -> tuple[int | None, bool]:
-    """Bytes of the wanted tensors, and whether any had to be reckoned from its shape."""
-    if len(sizes) == len(wanted):
-        return sum(sizes.values()), False
+    Weights in 8 bits with a scale for each block of numbers have their scales beside them, in float32.
+    """
     dtype = model.spec.dtype
-    if model.quantized or dtype is None:
-        return None, True
-    shapes = {source.name: source.shape for parameter in parameters for source in parameter.sources}
-    head = model.family.names.head
-    shapes.setdefault(head, (model.spec.vocab_size, model.spec.hidden_size))
-    unknown = [name for name in wanted if name not in sizes and name not in shapes]
-    if unknown:
-        return None, True
-    return sum(sizes[name] if name in sizes else prod(shapes[name]) * ITEM_BYTES[dtype] for name in wanted), True
+    scaled = f"{name}{SCALES}" in model.checkpoint.files if model.checkpoint is not None else False
+    shape = shapes.get(name.removesuffix(SCALES))
+    if shape is None or dtype is None:
+        return None
+    if model.quantization is None:
+        return prod(shape) * ITEM_BYTES[dtype]
+    quantization = model.config.section("quantization_config")
+    block = () if quantization is None else quantization.indices("weight_block_size")
+    if len(block) != 2:
+        return None
+    if name.endswith(SCALES):
+        return prod(-(-size // side) for size, side in zip(shape, block, strict=True)) * ITEM_BYTES["float32"]
+    return prod(shape) * (1 if scaled else ITEM_BYTES[dtype])
 
 
 def lines(report: PlanReport) -> list[str]:
@@ -206,8 +257,10 @@ def lines(report: PlanReport) -> list[str]:
         *[f"left out: every block of {name}" for name in report.left_out],
         "",
         *_shard_lines(report.shards),
-        *_size_lines("weights in memory", report.memory_bytes),
-        *_size_lines("KV cache for each token", report.kv_bytes_per_token),
+        *_quantization_lines(report.quantization),
+        _size_line("weights in memory", report.memory_bytes),
+        _size_line("KV cache for each token", report.kv_bytes_per_token),
+        *map(_kv_line, report.kv_groups),
         "",
         f"operators outside the blocks: {', '.join(report.outer_operators)}",
     ]
@@ -220,16 +273,30 @@ def lines(report: PlanReport) -> list[str]:
 def _shard_lines(shards: Shards | None) -> list[str]:
     if shards is None:
         return ["no weights here: the folder serves --load-format dummy alone"]
-    size = "unknown" if shards.bytes_to_read is None else megabytes(shards.bytes_to_read)
+    size = "unknown until the files are there" if shards.bytes_to_read is None else megabytes(shards.bytes_to_read)
+    stored = ", ".join(f"{megabytes(size)} of {dtype}" for dtype, size in shards.stored.items())
     return [
         f"weight files needed: {len(shards.needed)}, not needed: {len(shards.not_needed)}",
         f"bytes to read: {size}" + (", in part reckoned from the structure" if shards.estimated else ""),
+        *([f"  as they are stored: {stored}"] if len(shards.stored) > 1 or shards.estimated else []),
         *(f"  needed: {file}" + (" (not complete here)" * (file in shards.absent)) for file in shards.needed),
+        *(f"never read: {count} tensors: {reason}" for reason, count in shards.ignored.items()),
     ]
 
 
-def _size_lines(what: str, sizes: Mapping[Dtype, int]) -> list[str]:
-    return [f"{what}: {', '.join(f'{megabytes(size)} in {dtype}' for dtype, size in sizes.items())}"]
+def _quantization_lines(quantization: str | None) -> list[str]:
+    if quantization is None:
+        return []
+    return [f"quantized ({quantization}): tercet serve refuses these weights; sizes below are those of plain ones"]
+
+
+def _size_line(what: str, sizes: Mapping[Dtype, int]) -> str:
+    return f"{what}: {', '.join(f'{megabytes(size)} in {dtype}' for dtype, size in sizes.items())}"
+
+
+def _kv_line(row: KvRow) -> str:
+    kept = "keep every token" if row.window is None else f"keep the last {row.window} tokens and what a step adds"
+    return "  " + _size_line(f"{row.layers} blocks that {kept}", row.bytes_per_token)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

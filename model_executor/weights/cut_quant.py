@@ -32,15 +32,24 @@ class QuantCut:
         depth: blocks of the source; a path at or above it names a prediction block.
         path: of the file, for errors.
         prediction: blocks behind the last one that are kept.
+        apart: patterns of whole names of modules that stand in no block, however they are called.
 
     Attributes:
         edits: what changed.
     """
 
     def __init__(
-        self, modules: Sequence[str], sources: Sequence[int], depth: int, path: Path, *, prediction: int = 0
+        self,
+        modules: Sequence[str],
+        sources: Sequence[int],
+        depth: int,
+        path: Path,
+        *,
+        prediction: int = 0,
+        apart: Sequence[str] = (),
     ) -> None:
         self.edits: list[Edit] = []
+        self._apart = [re.compile(pattern) for pattern in apart]
         kept = [*sources, *range(depth, depth + prediction)]
         self._index = {source: index for index, source in enumerate(kept)}
         self._modules = [module for module in modules if self._new_name(module) != module]
@@ -82,17 +91,20 @@ class QuantCut:
         return made
 
     def _moved_text(self, text: str, field: str) -> object:
-        if found := _PATH.fullmatch(text):
+        if found := self._path_of_block(text):
             return self._new_name(text) if int(found[2]) in self._index else _GONE
         if _PATTERN.search(text) and _DIGIT.search(text):
             self._check(text, field)
         return text
 
     def _new_name(self, text: str) -> str:
-        found = _PATH.fullmatch(text)
+        found = self._path_of_block(text)
         if not found or int(found[2]) not in self._index:
             return text
         return f"{found[1]}{self._index[int(found[2])]}{found[3]}"
+
+    def _path_of_block(self, text: str) -> re.Match[str] | None:
+        return None if any(pattern.fullmatch(text) for pattern in self._apart) else _PATH.fullmatch(text)
 
     def _check(self, text: str, field: str) -> None:
         """A pattern with a number in it: does it match the same modules?"""

@@ -15,7 +15,7 @@ from msgspec import Struct
 from model_executor.errors import WeightsRefused
 from model_executor.models.spec import ModelSpec
 from model_executor.weights.index import Checkpoint
-from model_executor.weights.parameters import NameTable
+from model_executor.weights.parameters import IgnoreRule, NameTable
 
 _MARK: Final = "{source}"
 
@@ -28,12 +28,14 @@ class Inventory(Struct, frozen=True):
         blocks: of each block, by source index.
         prediction: of each block that predicts further tokens (MTP), by its position behind the last block.
         ignored: left in the files, with the reason.
+        other_parts: likewise, but what they make up belongs to the checkpoint as a whole.
     """
 
     outer: tuple[str, ...]
     blocks: Mapping[int, tuple[str, ...]]
     prediction: Mapping[int, tuple[str, ...]]
     ignored: Mapping[str, str]
+    other_parts: Mapping[str, str]
 
     def of(self, sources: Collection[int]) -> tuple[str, ...]:
         """What stands outside the blocks, then these blocks' tensors."""
@@ -68,6 +70,11 @@ class BlockPrefix:
 def take_stock(spec: ModelSpec, names: NameTable, checkpoint: Checkpoint) -> Inventory:
     """Place every tensor.
 
+    Args:
+        spec: of the model.
+        names: as this checkpoint has them.
+        checkpoint: its list of tensors.
+
     Raises:
         WeightsRefused: a tensor of a block that neither num_hidden_layers nor num_nextn_predict_layers accounts for, a
             block without tensors, or no embedding.
@@ -77,11 +84,12 @@ def take_stock(spec: ModelSpec, names: NameTable, checkpoint: Checkpoint) -> Inv
     blocks: dict[int, list[str]] = {}
     prediction: dict[int, list[str]] = {}
     ignored: dict[str, str] = {}
+    other_parts: dict[str, str] = {}
     unexpected: list[str] = []
     for name in sorted(checkpoint.files):
         block = prefix.index(name)
-        if reason := _ignored(names, name):
-            ignored[name] = reason
+        if rule := _rule(names, name):
+            (other_parts if rule.other_part else ignored)[name] = rule.reason
         elif block is None:
             outer.append(name)
         elif block < depth:
@@ -95,7 +103,7 @@ def take_stock(spec: ModelSpec, names: NameTable, checkpoint: Checkpoint) -> Inv
         missing.append(names.embedding)
     if missing or unexpected:
         raise WeightsRefused(checkpoint.folder, missing=missing, unexpected=unexpected)
-    return Inventory(tuple(outer), _frozen(blocks), _frozen(prediction), ignored)
+    return Inventory(tuple(outer), _frozen(blocks), _frozen(prediction), ignored, other_parts)
 
 
 def files_of(checkpoint: Checkpoint, tensors: Iterable[str]) -> tuple[str, ...]:
@@ -103,8 +111,8 @@ def files_of(checkpoint: Checkpoint, tensors: Iterable[str]) -> tuple[str, ...]:
     return tuple(sorted({checkpoint.files[name] for name in tensors}))
 
 
-def _ignored(names: NameTable, tensor: str) -> str | None:
-    return next((rule.reason for rule in names.ignored if re.fullmatch(rule.pattern, tensor)), None)
+def _rule(names: NameTable, tensor: str) -> IgnoreRule | None:
+    return next((rule for rule in names.ignored if re.fullmatch(rule.pattern, tensor)), None)
 
 
 def _frozen(groups: Mapping[int, list[str]]) -> dict[int, tuple[str, ...]]:

@@ -6,7 +6,7 @@ A parameter's name holds the runtime index ("blocks.1.mlp.down.weight"), its sou
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Final, Literal, TypeAlias
 
 from msgspec import Struct
@@ -55,10 +55,12 @@ class IgnoreRule(Struct, frozen=True):
     Attributes:
         pattern: regular expression for the whole name.
         reason: why nothing is lost.
+        other_part: they make up a part of the model that does not run here, so a cut takes them along.
     """
 
     pattern: str
     reason: str
+    other_part: bool = False
 
 
 class NameTable(Struct, frozen=True):
@@ -69,6 +71,7 @@ class NameTable(Struct, frozen=True):
         block: prefix of a block's tensors, with {source}.
         parts: for each part of a block the modules in the checkpoint that make it, in order.
         ignored: rules for tensors that no parameter needs.
+        others: tables of the same family's checkpoints that were saved under other names.
     """
 
     embedding: str
@@ -77,6 +80,11 @@ class NameTable(Struct, frozen=True):
     block: str
     parts: Mapping[str, tuple[str, ...]]
     ignored: tuple[IgnoreRule, ...]
+    others: tuple[NameTable, ...] = ()
+
+    def of(self, tensors: Collection[str]) -> NameTable:
+        """The table by which a checkpoint with these tensors was named; this one, if none fits."""
+        return next((table for table in (self, *self.others) if table.norm in tensors), self)
 
 
 class Linear(Struct, frozen=True):

@@ -70,10 +70,16 @@ class LoadPlan(Struct, frozen=True):
 def plan_load(spec: ModelSpec, layers: LayerPlan, names: NameTable, checkpoint: Checkpoint) -> LoadPlan:
     """Plan the load of these layers; reads headers only, and only those of the shards needed.
 
+    Args:
+        spec, layers: of the model.
+        names: of its family.
+        checkpoint: that is loaded.
+
     Raises:
         WeightsRefused: tensors are missing, unexpected, or of another shape or dtype than the model needs.
         CheckpointBroken: a needed shard is missing or damaged.
     """
+    names = names.of(checkpoint.files)
     parameters = tuple(_wanted(spec, layers, names, checkpoint.files))
     needed = [source for parameter in parameters for source in parameter.sources]
     twin_names = _twin_names(spec, names, checkpoint.files)
@@ -103,7 +109,7 @@ def plan_load(spec: ModelSpec, layers: LayerPlan, names: NameTable, checkpoint: 
 def with_own_head(plan: LoadPlan, spec: ModelSpec, names: NameTable) -> LoadPlan:
     """The plan for a head that turned out to differ from the embedding."""
     assert plan.twin is not None
-    head = head_parameter(spec, names)
+    head = head_parameter(spec, structs.replace(names, head=plan.twin[0].name))
     steps = (*plan.steps, Step(plan.twin[0], head, 0))
     return structs.replace(plan, parameters=(*plan.parameters, head), steps=tuple(sorted(steps, key=_place)), twin=None)
 

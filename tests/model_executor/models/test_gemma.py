@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from msgspec import structs
+from safetensors import safe_open
+from transformers import AutoConfig
 
 from engine_core.wire.config import ModelOptions
 from model_executor.attention.dispatch import KernelTable, chooser
@@ -17,6 +21,7 @@ from model_executor.errors import ConfigRefused, UnknownArchitecture
 from model_executor.models.reader import read_spec
 from tests.fixtures.families import VOCAB, edit_config, write_family
 from tests.fixtures.reference import Reference
+from tests.fixtures.vision import Layout, write_conditional
 from tests.model_executor.engine import BLOCK_SIZE, CPU, load
 
 TOLERANCE = 1e-4
@@ -112,8 +117,6 @@ def test_biases_and_a_head_of_its_own(tmp_path: Path, model_type: str) -> None:
 
 @pytest.mark.parametrize("model_type", ["gemma2", "gemma3_text"])
 def test_absent_fields_mean_what_they_mean_to_transformers(tmp_path: Path, model_type: str) -> None:
-    from transformers import AutoConfig
-
     sizes = {"hidden_size": 64, "num_attention_heads": 8, "num_hidden_layers": 12, "intermediate_size": 8}
     needed = {"model_type": model_type, "vocab_size": 50, **sizes}
     (tmp_path / "config.json").write_text(json.dumps(needed))
@@ -197,3 +200,77 @@ def test_gemma2_runs_on_a_fast_kernel(gemma2: Path) -> None:
     ] == [("torch_matmul", True)] * 2
     reasons = {candidate.name: candidate.reasons for candidate in table.explain()[0].candidates}
     assert reasons["torch_sdpa"] == ["soft_cap 3: has no soft cap"]
+
+
+@pytest.mark.parametrize("fields", [{}, {"tie_word_embeddings": False}], ids=str)
+@pytest.mark.parametrize("layout", ["published", "renamed"])
+def test_text_of_a_model_that_takes_images_too(tmp_path: Path, layout: Layout, fields: dict[str, Any]) -> None:
+    folder = write_conditional(tmp_path / "model", layout, **fields)
+    assert_parity(folder)
+    report = load(folder).report
+    rules = {each.rule for each in report.tensors if each.state == "ignored_by_rule"}
+    assert rules == {"the part for images; text alone is served"}
+    assert report.counts["ignored_by_rule"] == sum("vision" in n or "multi_modal" in n for n in tensor_names(folder))
+
+
+def tensor_names(folder: Path) -> list[str]:
+    with safe_open(folder / "model.safetensors", "np") as file:
+        return list(file.keys())
+
+
+def test_the_text_part_is_the_text_model(gemma3: Path, tmp_path: Path) -> None:
+    """A published text_config leaves out what is as transformers has it by default."""
+    spec = read_spec(write_conditional(tmp_path / "model"), ModelOptions())
+    text = read_spec(gemma3, ModelOptions())
+    assert structs.replace(spec, architecture=text.architecture) == text
+    (tmp_path / "config.json").write_text(json.dumps(PUBLISHED))
+    spec, theirs = read_spec(tmp_path, ModelOptions()), AutoConfig.from_pretrained(tmp_path).text_config
+    assert (spec.vocab_size, spec.hidden_size) == (theirs.vocab_size, theirs.hidden_size)
+    assert spec.layers[0].attention.num_heads == theirs.num_attention_heads
+    assert spec.dtype == "bfloat16"
+    windows = [theirs.sliding_window if kind == SLIDING else None for kind in theirs.layer_types]
+    assert [layer.attention.window for layer in spec.layers] == windows
+
+
+# The published form of Gemma 3 4B.
+PUBLISHED: dict[str, Any] = {
+    "architectures": ["Gemma3ForConditionalGeneration"],
+    "boi_token_index": 255999,
+    "eoi_token_index": 256000,
+    "eos_token_id": [1, 106],
+    "image_token_index": 262144,
+    "initializer_range": 0.02,
+    "mm_tokens_per_image": 256,
+    "model_type": "gemma3",
+    "text_config": {
+        "hidden_size": 2560,
+        "intermediate_size": 10240,
+        "model_type": "gemma3_text",
+        "num_hidden_layers": 34,
+        "rope_scaling": {"factor": 8.0, "rope_type": "linear"},
+        "sliding_window": 1024,
+    },
+    "torch_dtype": "bfloat16",
+    "vision_config": {"hidden_size": 1152, "model_type": "siglip_vision_model", "num_hidden_layers": 27},
+}
+
+
+@pytest.mark.parametrize(
+    ("edit", "message"),
+    [
+        ({"text_config": ...}, "text_config: None: is required"),
+        ({"text_config": {**PUBLISHED["text_config"], "hidden_size": 0}}, "text_config.hidden_size: 0"),
+        ({"text_config": {**PUBLISHED["text_config"], "model_type": "llama"}}, "text_config.model_type: 'llama'"),
+        ({"tie_word_embeddings": False}, "text_config.tie_word_embeddings"),
+        ({"text_config": {**PUBLISHED["text_config"], "final_logit_softcapping": 3.0}}, "final_logit_softcapping: 3.0"),
+        ({"audio_config": {"a": 1}}, "audio_config"),
+        ({"quantization_config": {"quant_method": "fp8"}}, "quantized weights are not served"),
+        ({"model_type": "gemma3_text"}, "model_type: 'gemma3_text'"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_text_parts_that_are_refused(tmp_path: Path, edit: dict[str, Any], message: str) -> None:
+    fields = {name: value for name, value in {**PUBLISHED, **edit}.items() if value is not ...}
+    (tmp_path / "config.json").write_text(json.dumps(fields))
+    with pytest.raises(ConfigRefused, match=re.escape(message)):
+        read_spec(tmp_path, ModelOptions())

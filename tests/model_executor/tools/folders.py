@@ -18,6 +18,7 @@ from tests.fixtures.bbpe import Bbpe, write_bbpe
 from tests.fixtures.llama import Shape, write_rand
 from tests.fixtures.reference import Reference
 from tests.fixtures.safetensors_file import write_checkpoint
+from tests.fixtures.vision import write_conditional
 
 SIX: Final = Shape(hidden=32, layers=6, heads=4, kv_heads=2, intermediate=48, vocab=320, max_position=128)
 
@@ -26,6 +27,7 @@ KEPT: Final[Mapping[str, tuple[int, ...]]] = {
     "llama": (0, 2, 5),
     "llama-tied": (1, 4),
     **families.KEPT,
+    "gemma3": (0, 3, 5),
     "mixtral": (1, 4),
     "qwen3-moe": (1, 2, 5),
     "deepseek-v2": (0, 3, 5),
@@ -42,6 +44,8 @@ def write_model(folder: Path, name: str) -> Path:
         return write_rand(folder, shape=shape, shards=7, config=config)
     if name in families.FAMILIES:
         families.write_family(folder, name, shards=3)
+    elif name == "gemma3":
+        write_conditional(folder, shards=3)
     else:
         expert_families.write_experts(folder, name)
     write_bbpe(folder, Bbpe(size=320))
@@ -60,7 +64,7 @@ def spread(folder: Path) -> Path:
 
 def keep(model: Any, sources: Sequence[int]) -> None:
     """Remove the other blocks of a model of transformers in memory."""
-    if getattr(model.config, "layer_types", None):
+    if getattr(model.config.get_text_config(), "layer_types", None):
         families.keep_layers(model, tuple(sources))
     else:
         expert_families.keep_blocks(model, sources)

@@ -10,6 +10,7 @@ import pytest
 
 from model_executor.tools.model import open_model
 from model_executor.tools.plan import make_report
+from model_executor.weights.inventory import files_of, take_stock
 from tests.model_executor.engine import load
 from tests.model_executor.tools.folders import KEPT, cut, in_transformers, spread, write_model
 
@@ -60,11 +61,20 @@ def test_files_of_other_blocks_are_not_needed(name: str, source: Path, tmp_path:
     assert made.shards.needed == tuple(before.report.shards_opened)
     assert made.shards.bytes_to_read == before.report.bytes_read
     assert made.memory_bytes["float32"] == before.report.bytes_materialized
+    aside = tmp_path / "aside"
+    aside.mkdir()
     for file in made.shards.not_needed:
-        (folder / file).unlink()
+        (folder / file).rename(aside / file)
     assert make_report(open_model(folder), layers, allow_missing_classes=True) == made
     after = load(folder, KEPT[name])
     assert np.array_equal(after.logits(PROMPT), before.logits(PROMPT))
     assert after.report.shards_skipped == list(made.shards.not_needed)
+    # What belongs to a part that does not run is never read, but a cut takes it along.
+    model = open_model(folder)
+    assert model.checkpoint is not None
+    parts = files_of(model.checkpoint, take_stock(model.spec, model.names, model.checkpoint).other_parts)
+    assert bool(parts) == (name == "gemma3")
+    for file in parts:
+        (aside / file).rename(folder / file)
     again = cut(folder, tmp_path / "out", KEPT[name])
     assert np.array_equal(load(again).logits(PROMPT), before.logits(PROMPT))
