@@ -63,7 +63,13 @@ class CacheOptions(Struct, frozen=True, forbid_unknown_fields=True):
     """The KV cache."""
 
     block_size: Annotated[int, Meta(ge=1, le=1024, description="tokens a KV block")] = 16
-    num_kv_blocks: Annotated[Positive | None, Meta(description="KV blocks; default: from the memory budget")] = None
+    num_kv_blocks: Annotated[
+        Positive | None,
+        Meta(
+            description="KV blocks of the layers that keep every token; those with a sliding window get as many as "
+            "they can use, at most so many too; default: from the memory budget"
+        ),
+    ] = None
     kv_cache_memory_bytes: Annotated[
         Bytes | None,
         Meta(
