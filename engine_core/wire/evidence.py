@@ -292,3 +292,66 @@ class ProbeReport(Struct, frozen=True):
     environment: Environment
     checks: list[Check]
     timings: list[Timing]
+
+
+class Passage(Struct, frozen=True):
+    """A text as a model reads it.
+
+    Attributes:
+        source: where the text is from; sha256: of its UTF-8 bytes, all of them.
+        prefix: ids that the tokenizer puts before every text.
+        token_ids: of the beginning of the text.
+        vocab: ids that the tokenizer knows are below it.
+    """
+
+    source: str
+    sha256: str
+    prefix: list[int]
+    token_ids: list[int]
+    vocab: int
+
+
+class Estimate(Struct, frozen=True):
+    """A mean over positions, and its standard error as of independent ones."""
+
+    value: float
+    error: float
+
+
+class QualityReport(Struct, frozen=True):
+    """A served configuration against float32, teacher-forced on a text.
+
+    Attributes:
+        identity, environment: of the configuration.
+        quantization: likewise.
+        source, sha256: of the text.
+        windows: sequences that it was cut into; length: tokens of each; decoded: those of them that are computed one by
+            one, as an answer is.
+        positions: of all windows; finite: those where every number is, which the figures are from.
+        perplexity, reference_perplexity: of the configuration, of float32.
+        rise: of the perplexity, as a fraction.
+        divergence: KL(float32 || configuration), in nats.
+        agreement: how often both have the same likeliest token.
+        rule: by which the verdict is given.
+        failures: why the verdict is "fail"; empty: it is "pass".
+        unverified: what this could not show.
+    """
+
+    identity: PlanIdentity
+    environment: Environment
+    quantization: str
+    source: str
+    sha256: str
+    windows: int
+    length: int
+    decoded: int
+    positions: int
+    finite: int
+    perplexity: float
+    reference_perplexity: float
+    rise: Estimate
+    divergence: Estimate
+    agreement: Estimate
+    rule: list[str]
+    failures: list[str]
+    unverified: list[str]

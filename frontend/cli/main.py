@@ -27,6 +27,7 @@ COMMANDS: Final = {
     "plan": "frontend.cli.plan",
     "cut": "frontend.cli.cut",
     "parity": "frontend.cli.parity",
+    "quality": "frontend.cli.quality",
     "coverage": "frontend.cli.coverage",
     "sentinel": "frontend.cli.sentinel",
     "report": "frontend.cli.report",

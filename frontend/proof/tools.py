@@ -21,6 +21,7 @@ PLAN: Final = "model_executor.tools.plan"
 PARITY: Final = "model_executor.tools.parity"
 REFERENCE: Final = "model_executor.tools.reference"
 PROBE: Final = "model_executor.tools.probe"
+QUALITY: Final = "model_executor.tools.quality"
 EXIT_USAGE: Final = 2
 EXIT_VERDICT: Final = 1
 

@@ -6,11 +6,11 @@ import msgspec
 import pytest
 from msgspec import Struct
 
-from tests.frontend.proof.examples import parity, probe, sentinel, step
+from tests.frontend.proof.examples import parity, probe, quality, sentinel, step
 
 
 @pytest.mark.parametrize(
-    "report", [parity(), probe(), sentinel().reference, step("mixed")], ids=lambda each: type(each).__name__
+    "report", [parity(), probe(), quality(), sentinel().reference, step("mixed")], ids=lambda each: type(each).__name__
 )
 def test_round_trip(report: Struct) -> None:
     assert msgspec.json.decode(msgspec.json.encode(report), type=type(report)) == report

@@ -10,11 +10,13 @@ from engine_core.wire.evidence import (
     Check,
     Distance,
     Environment,
+    Estimate,
     OperatorRun,
     PackEntry,
     ParityReport,
     PlanIdentity,
     ProbeReport,
+    QualityReport,
     ReferenceRun,
     StepKind,
     StepProfile,
@@ -58,6 +60,29 @@ def visit() -> Visit:
         steps=[step("warm_up", 0), step("prefill"), step("decode"), step("mixed")],
         exit_status=0,
         longest=80,
+    )
+
+
+def quality() -> QualityReport:
+    return QualityReport(
+        identity=PlanIdentity("LlamaForCausalLM", "r", 6, list(range(6)), [DENSE] * 6, "bfloat16", 320),
+        environment=ENVIRONMENT,
+        quantization="none",
+        source="a text",
+        sha256="abc",
+        windows=3,
+        length=512,
+        decoded=64,
+        positions=1533,
+        finite=1533,
+        perplexity=10.01,
+        reference_perplexity=10.0,
+        rise=Estimate(0.001, 0.0005),
+        divergence=Estimate(0.0014, 0.0001),
+        agreement=Estimate(0.968, 0.004),
+        rule=["one rule", "another"],
+        failures=[],
+        unverified=[],
     )
 
 
