@@ -136,9 +136,9 @@ def find(results: object, figure: str) -> float:
         if not isinstance(at, dict) or step not in at:
             raise LookupError(f"there is no {step!r}")
         at = at[step]
-    if isinstance(at, bool) or not isinstance(at, int | float):
-        raise LookupError(f"{at!r} is no number")
-    return float(at)
+    if type(at) in {int, float}:
+        return float(at)
+    raise LookupError(f"{at!r} is no number")
 
 
 def _pick(results: list[Any], step: str) -> tuple[Any, bool]:
