@@ -16,14 +16,13 @@ from typing import Final, NoReturn
 from tqdm import tqdm
 
 from model_executor.tools.command import Parser, add_layer_flags, run_tool
-from model_executor.tools.cutter import Cut, CutOptions, check_output, plan_cut, write_cut
+from model_executor.tools.cutter import SHARD_BYTES, Cut, CutOptions, check_output, plan_cut, write_cut
 from model_executor.tools.model import open_model
 from model_executor.tools.table import megabytes
 from model_executor.weights.cut_assets import MARKDOWN
 from model_executor.weights.cut_tensors import BUFFER_BYTES
 from model_executor.weights.layer_plan import compact
 
-SHARD_BYTES: Final = 5 * 10**9
 _SIZE: Final = re.compile(r"([1-9][0-9]{0,14})(kB|KB|MB|GB)?")
 _UNITS: Final = {None: 1, "kB": 10**3, "KB": 10**3, "MB": 10**6, "GB": 10**9}
 
@@ -43,7 +42,9 @@ def _cut(argv: Sequence[str]) -> None:
         _say(line)
     with tqdm(total=cut.bytes_to_copy, desc="copying", unit="B", unit_scale=True, disable=None, leave=False) as bar:
         record = write_cut(cut, out, bar.update)
-    _say(f"{out}: {len(record.tensors)} tensors in {len(cut.files)} files; {out / MARKDOWN} tells where they came from")
+    written = sum(path.stat().st_size for path in out.rglob("*") if path.is_file())
+    _say(f"{out}: {len(record.tensors)} tensors in {len(cut.files)} files, {megabytes(written)} written in all")
+    _say(f"{out / MARKDOWN} tells where they came from")
 
 
 def budget(cut: Cut, free: int) -> list[str]:

@@ -31,8 +31,11 @@ from model_executor.weights.inventory import BlockPrefix, Inventory, take_stock
 from model_executor.weights.layer_plan import LayerPlan, block_classes, compact, missing_classes
 from model_executor.weights.plan import plan_load
 
-# For the record and the directory itself.
+# Of tensors in one file, unless told otherwise.
+SHARD_BYTES: Final = 5 * 10**9
+# For the record and the directory itself; and what a file may take beyond its end.
 SPARE_BYTES: Final = 2**20
+FILE_SPARE_BYTES: Final = 4096
 
 
 class CutOptions(Struct, frozen=True):
@@ -84,10 +87,12 @@ class Cut(Struct, frozen=True):
 
     @property
     def bytes_to_write(self) -> int:
-        """Bytes on disk, the record roughly."""
-        record = 512 * sum(len(out.moves) for out in self.files) + SPARE_BYTES
+        """Bytes on disk, the record and the index roughly; never less than it will be."""
+        names = [len(move.name) + len(move.entry.name) for out in self.files for move in out.moves]
+        record = 512 * len(names) + 4 * sum(names) + SPARE_BYTES
         copied = sum(asset.nbytes for asset in self.assets.copied) + sum(map(len, self.texts.values()))
-        return sum(out.nbytes for out in self.files) + copied + record
+        files = len(self.files) + len(self.assets.copied) + len(self.texts)
+        return sum(out.nbytes for out in self.files) + copied + record + FILE_SPARE_BYTES * files
 
 
 def plan_cut(model: OpenModel, options: CutOptions) -> Cut:
@@ -132,13 +137,20 @@ def plan_cut(model: OpenModel, options: CutOptions) -> Cut:
 def check_output(source: Path, out: Path, cut: Cut) -> int:
     """Pass an output folder that can be written; gives the bytes that are free for it.
 
+    Everything is written beside it first, under another name on the same file system, and nowhere else.
+
     Raises:
-        ToolMisused: it is there already, lies in the source, or its disk is too small.
+        ToolMisused: it is there already, is where another file system is mounted, lies in the source, or its disk is
+            too small.
     """
     if out.is_symlink() or (out.exists() and not out.is_dir()) or (out.is_dir() and any(out.iterdir())):
         raise ToolMisused(f"OUT: {out}: is there already; a new or an empty folder is needed")
     if not out.absolute().parent.is_dir():
         raise ToolMisused(f"OUT: {out}: the folder above it does not exist")
+    if out.is_mount():
+        raise ToolMisused(
+            f"OUT: {out}: is a file system of its own, whose name cannot be given away; name a folder in it"
+        )
     if out.resolve().is_relative_to(source.resolve()):
         raise ToolMisused(f"OUT: {out}: lies in the source, which stays as it is")
     free = shutil.disk_usage(out.absolute().parent).free

@@ -1,7 +1,9 @@
 """`python -m model_executor.tools.parity MODEL [--layers ...]`: the production path against transformers.
 
 Both run the same checkpoint, the same blocks and the same fixed token sequences: once free-running and greedy, once
-teacher-forced along the reference's own answers, with the residual stream compared at every border of a block.
+teacher-forced along the reference's own answers, with the residual stream compared at every border of a block. For some
+blocks the reference loads a cut of the checkpoint, made for the time of the comparison: no file without a chosen block
+is needed, and no memory for the others. Tercet loads the checkpoint itself.
 """
 
 from __future__ import annotations
@@ -9,7 +11,9 @@ from __future__ import annotations
 import argparse
 import gc
 import sys
-from collections.abc import Mapping, Sequence
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -22,8 +26,10 @@ from model_executor.device import DTYPES
 from model_executor.errors import ToolMisused
 from model_executor.models.spec import ModelSpec
 from model_executor.tools.command import Parser, add_layer_flags, run_tool
+from model_executor.tools.cutter import SHARD_BYTES, CutOptions, check_output, plan_cut, write_cut
 from model_executor.tools.distance import AGREEMENT, FACTOR, RULE, boundaries, first_place, floor, lead
 from model_executor.tools.evidence_file import add_json_flag, write_json
+from model_executor.tools.model import open_model
 from model_executor.tools.observe import FINAL_NORM, LOGITS, Observer, block_names
 from model_executor.tools.offline import Offline, OfflineOptions
 from model_executor.tools.pack import LENGTHS, PACK, make_pack
@@ -70,6 +76,11 @@ class Sample:
 def compare(offline: Offline, folder: Path, samples: list[Sample]) -> ParityReport:
     """Run both engines over the samples and compare.
 
+    Args:
+        offline: Tercet.
+        folder: that the reference loads.
+        samples: of the pack.
+
     Raises:
         ModelRefused: transformers cannot load the folder.
     """
@@ -78,7 +89,7 @@ def compare(offline: Offline, folder: Path, samples: list[Sample]) -> ParityRepo
     dtype = DTYPES[offline.executor.ready.dtype]
     wide = torch.float64 if dtype == torch.float32 else torch.float32
     vocab = offline.sample_vocab
-    reference = TransformersReference(folder, plan.sources, names, dtype)
+    reference = TransformersReference(folder, names, dtype)
     for sample in samples:
         sample.expected = reference.greedy(sample.entry.prompt, COUNT, vocab)
         sample.noisy = reference.forced(sample.forced)
@@ -86,13 +97,40 @@ def compare(offline: Offline, folder: Path, samples: list[Sample]) -> ParityRepo
     # One model in memory beside Tercet's at a time.
     del reference
     gc.collect()
-    wider = TransformersReference(folder, plan.sources, names, wide)
+    wider = TransformersReference(folder, names, wide)
     for sample in samples:
         sample.truth = wider.forced(sample.forced)
     del wider
     gc.collect()
     run_samples(offline, samples, names)
     return judge(offline, samples, title, str(wide).removeprefix("torch."))
+
+
+@contextmanager
+def reference_folder(folder: Path, layers: str, *, allow_missing_classes: bool) -> Iterator[Path]:
+    """A folder that holds the chosen blocks and no others; it may be gone after the `with`.
+
+    Raises:
+        ModelRefused: the checkpoint cannot be cut faithfully.
+        ToolMisused: there is no room for it.
+    """
+    model = open_model(folder)
+    options = CutOptions(
+        layers=layers,
+        mode="weights",
+        prediction="drop",
+        allow_missing_classes=allow_missing_classes,
+        max_shard_bytes=SHARD_BYTES,
+        command="",
+    )
+    if len(model.plan(layers, allow_missing_classes=allow_missing_classes).sources) == len(model.spec.layers):
+        yield folder
+        return
+    with tempfile.TemporaryDirectory(prefix="tercet-") as scratch:
+        out, cut = Path(scratch) / folder.resolve().name, plan_cut(model, options)
+        check_output(folder, out, cut)
+        write_cut(cut, out, lambda _: None)
+        yield out
 
 
 def run_samples(offline: Offline, samples: Sequence[Sample], names: Sequence[str]) -> None:
@@ -236,7 +274,8 @@ def _report(args: argparse.Namespace) -> ParityReport:
     samples = [Sample(entry) for entry in make_pack(offline.sample_vocab, room, args.samples)]
     if not samples:
         raise ToolMisused(f"max_model_len: {room + COUNT}: the shortest sample takes {COUNT + 1}")
-    return compare(offline, folder, samples)
+    with reference_folder(folder, args.layers, allow_missing_classes=args.allow_missing_classes) as reference:
+        return compare(offline, reference, samples)
 
 
 def _parser() -> Parser:

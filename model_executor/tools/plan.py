@@ -204,9 +204,9 @@ def _shards(model: OpenModel, checkpoint: Checkpoint, plan: LayerPlan, parameter
     for entry in entries.values():
         stored[entry.dtype] += entry.nbytes
     sizes = {name: entry.nbytes for name, entry in entries.items()}
-    shapes = {source.name: source.shape for parameter in parameters for source in parameter.sources}
-    shapes.setdefault(model.names.head, (model.spec.vocab_size, model.spec.hidden_size))
-    reckoned = [sizes[name] if name in sizes else _reckoned(model, shapes, name) for name in wanted]
+    known = {source.name: (source.shape, each.dtype) for each in parameters for source in each.sources}
+    known.setdefault(model.names.head, ((model.spec.vocab_size, model.spec.hidden_size), None))
+    reckoned = [sizes[name] if name in sizes else _reckoned(model, known, name) for name in wanted]
     return Shards(
         needed=needed,
         absent=tuple(file for file in needed if file not in readable or checkpoint.is_cut(file)),
@@ -218,25 +218,26 @@ def _shards(model: OpenModel, checkpoint: Checkpoint, plan: LayerPlan, parameter
     )
 
 
-def _reckoned(model: OpenModel, shapes: Mapping[str, tuple[int, ...]], name: str) -> int | None:
+def _reckoned(model: OpenModel, known: Mapping[str, tuple[tuple[int, ...], Dtype | None]], name: str) -> int | None:
     """Bytes of a tensor whose header is not there, from its shape; None: nobody knows.
 
     Weights in 8 bits with a scale for each block of numbers have their scales beside them, in float32.
     """
-    dtype = model.spec.dtype
-    scaled = f"{name}{SCALES}" in model.checkpoint.files if model.checkpoint is not None else False
-    shape = shapes.get(name.removesuffix(SCALES))
-    if shape is None or dtype is None:
+    shape, own = known.get(name.removesuffix(SCALES), (None, None))
+    if shape is None or model.spec.dtype is None:
         return None
+    # Matrices are saved in the checkpoint's dtype, whatever they are computed in.
+    plain = prod(shape) * ITEM_BYTES[own if own is not None and len(shape) == 1 else model.spec.dtype]
     if model.quantization is None:
-        return prod(shape) * ITEM_BYTES[dtype]
+        return plain
     quantization = model.config.section("quantization_config")
     block = () if quantization is None else quantization.indices("weight_block_size")
     if len(block) != 2:
         return None
     if name.endswith(SCALES):
         return prod(-(-size // side) for size, side in zip(shape, block, strict=True)) * ITEM_BYTES["float32"]
-    return prod(shape) * (1 if scaled else ITEM_BYTES[dtype])
+    assert model.checkpoint is not None
+    return prod(shape) if f"{name}{SCALES}" in model.checkpoint.files else plain
 
 
 def lines(report: PlanReport) -> list[str]:

@@ -1,4 +1,4 @@
-"""The reference engine of `tercet parity`: transformers on the same checkpoint, the other blocks removed in memory.
+"""The reference engine of `tercet parity`: transformers on the same checkpoint.
 
 The one module of the product that knows transformers, which is imported when a reference is asked for.
 """
@@ -20,8 +20,7 @@ class TransformersReference:
     """A model as transformers runs it, without a cache and with plain attention.
 
     Args:
-        folder: of the model.
-        sources: blocks that stay, ascending; each keeps what its source index says of it.
+        folder: of a model whose blocks all run.
         names: of the blocks, as places.
         dtype: of weights and activations.
 
@@ -33,7 +32,7 @@ class TransformersReference:
         CheckpointBroken: transformers cannot load the folder.
     """
 
-    def __init__(self, folder: Path, sources: Sequence[int], names: Sequence[str], dtype: torch.dtype) -> None:
+    def __init__(self, folder: Path, names: Sequence[str], dtype: torch.dtype) -> None:
         try:
             import transformers
         except ImportError as error:
@@ -51,7 +50,6 @@ class TransformersReference:
             ).eval()
         except (OSError, ValueError, KeyError, RuntimeError) as error:
             raise CheckpointBroken(folder, f"transformers cannot load it: {error}") from error
-        _keep(self._model, sources)
         for parameter in self._model.parameters():
             parameter.data = parameter.data.to(dtype)
         self._names = names
@@ -68,20 +66,8 @@ class TransformersReference:
     @torch.inference_mode()
     def forced(self, token_ids: Sequence[int]) -> dict[str, Tensor]:
         """Residual stream and logits of a known sequence, [T, width] by place."""
-        inner = self._model.model
+        # Of a model that takes images too, the part for text.
+        inner = getattr(self._model.model, "language_model", self._model.model)
         with Observer(list(inner.layers), inner.norm, self._names) as seen:
             logits: Tensor = self._model(torch.tensor([list(token_ids)]), use_cache=False).logits[0]
             return {**seen.take(), LOGITS: logits.detach().clone()}
-
-
-def _keep(model: Any, sources: Sequence[int]) -> None:  # noqa: ANN401 - transformers is not typed
-    """Remove the other blocks; what transformers looks up by index moves with the blocks."""
-    inner, config = model.model, model.config
-    if len(inner.layers) == len(sources):
-        return
-    inner.layers = torch.nn.ModuleList([inner.layers[source] for source in sources])
-    for index, layer in enumerate(inner.layers):
-        layer.self_attn.layer_idx = index
-    config.num_hidden_layers = len(sources)
-    if getattr(config, "layer_types", None):
-        config.layer_types = [config.layer_types[source] for source in sources]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +15,8 @@ from numpy.typing import NDArray
 from safetensors.torch import load_file
 
 from model_executor.tools.cut import main
+from model_executor.weights.cut_assets import RECORD
+from model_executor.weights.index import Checkpoint
 from tests.fixtures import expert_families, families
 from tests.fixtures.bbpe import Bbpe, write_bbpe
 from tests.fixtures.llama import Shape, write_rand
@@ -68,6 +72,29 @@ def keep(model: Any, sources: Sequence[int]) -> None:
         families.keep_layers(model, tuple(sources))
     else:
         expert_families.keep_blocks(model, sources)
+
+
+def digests(folder: Path) -> dict[str, str]:
+    """Digest of every file below a folder."""
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+
+
+def record(folder: Path) -> dict[str, Any]:
+    made: dict[str, Any] = json.loads((folder / RECORD).read_text())
+    return made
+
+
+def fields(folder: Path) -> dict[str, Any]:
+    made: dict[str, Any] = json.loads((folder / "config.json").read_text())
+    return made
+
+
+def tensors(folder: Path) -> dict[str, bytes]:
+    """Bytes of every tensor."""
+    checkpoint = Checkpoint.open(folder)
+    entries = checkpoint.entries(checkpoint.files)
+    return {name: checkpoint.path(e.file).read_bytes()[e.begin : e.end] for name, e in entries.items()}
 
 
 def cut(source: Path, out: Path, sources: Sequence[int], *flags: str) -> Path:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import shutil
 import signal
 import subprocess
@@ -15,46 +14,21 @@ from typing import Any
 import numpy as np
 import pytest
 
-from model_executor.errors import ConfigRefused
-from model_executor.models.config import ConfigFile
-from model_executor.models.registry import find_family
+from model_executor.tools import cut as cut_command
 from model_executor.tools.cut import main
+from model_executor.tools.cutter import Cut, check_output
 from model_executor.tools.model import open_model
 from model_executor.weights.cut_assets import MARKDOWN, RECORD
 from model_executor.weights.header import read_header
 from model_executor.weights.index import Checkpoint
 from tests.fixtures import expert_families, families
 from tests.fixtures.llama import parameter_shapes, random_weights
-from tests.fixtures.safetensors_file import write_checkpoint
 from tests.model_executor.engine import SIX, draw, load, write_small
-from tests.model_executor.tools.folders import cut, in_transformers
+from tests.model_executor.tools.folders import cut, digests, fields, in_transformers, record, tensors
 from tests.model_executor.tools.giants import V3, v3_tensors, write_headers
 
 PROMPT = np.random.default_rng(11).integers(1, 64, 24).tolist()
 ONE_TENSOR_A_SHARD = len(parameter_shapes(SIX))
-
-
-def digests(folder: Path) -> dict[str, str]:
-    """Digest of every file below a folder."""
-    files = sorted(path for path in folder.rglob("*") if path.is_file())
-    return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
-
-
-def record(folder: Path) -> dict[str, Any]:
-    made: dict[str, Any] = json.loads((folder / RECORD).read_text())
-    return made
-
-
-def fields(folder: Path) -> dict[str, Any]:
-    made: dict[str, Any] = json.loads((folder / "config.json").read_text())
-    return made
-
-
-def tensors(folder: Path) -> dict[str, bytes]:
-    """Bytes of every tensor."""
-    checkpoint = Checkpoint.open(folder)
-    entries = checkpoint.entries(checkpoint.files)
-    return {name: checkpoint.path(e.file).read_bytes()[e.begin : e.end] for name, e in entries.items()}
 
 
 def refused(capsys: pytest.CaptureFixture[str], status: int, *words: object) -> str:
@@ -254,48 +228,6 @@ def test_a_block_without_a_number_is_refused(tmp_path: Path, capsys: pytest.Capt
     )
 
 
-def write_quantized(folder: Path) -> Path:
-    """A checkpoint whose maps have scales beside them, and one layer that is left as it is."""
-    drawn: dict[str, Any] = random_weights(SIX, seed=3, std=0.15)
-    scales = {
-        f"{name}_scale": np.ones(1, np.float32) for name in drawn if "proj" in name and "layers.5.mlp.gate" not in name
-    }
-    quantization = {
-        "quant_method": "compressed-tensors",
-        "ignore": ["lm_head", "model.layers.5.mlp.gate_proj", "re:.*self_attn.*"],
-    }
-    write_small(folder, SIX, quantization_config=quantization)
-    write_checkpoint(folder, {**drawn, **scales})
-    (folder / "hf_quant_config.json").write_text(
-        json.dumps({"quantization": {"exclude_modules": ["lm_head", "model.layers.5.mlp.gate_proj"]}})
-    )
-    return folder
-
-
-def test_quantized_models(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    source = write_quantized(tmp_path / "source")
-    first, picked = cut(source, tmp_path / "first", [0, 1, 2]), cut(source, tmp_path / "picked", [0, 5])
-    assert fields(first)["quantization_config"]["ignore"] == ["lm_head", "re:.*self_attn.*"]
-    moved = ["lm_head", "model.layers.1.mlp.gate_proj", "re:.*self_attn.*"]
-    assert fields(picked)["quantization_config"]["ignore"] == moved
-    side = json.loads((picked / "hf_quant_config.json").read_text())
-    assert side == {"quantization": {"exclude_modules": ["lm_head", "model.layers.1.mlp.gate_proj"]}}
-    names = [edit["field"] for edit in record(picked)["edits"]]
-    assert names == [
-        *("num_hidden_layers", "quantization_config.ignore"),
-        "hf_quant_config.json.quantization.exclude_modules",
-    ]
-    before, after = tensors(source), tensors(picked)
-    for part in ("mlp.gate_proj.weight", "mlp.up_proj.weight", "mlp.up_proj.weight_scale"):
-        assert after[f"model.layers.1.{part}"] == before[f"model.layers.5.{part}"]
-    assert "model.layers.1.mlp.gate_proj.weight_scale" not in after
-    config = ConfigFile.read(picked / "config.json")
-    with pytest.raises(ConfigRefused, match="quantization_config"):
-        find_family(config).read(config)
-    families.edit_config(source, quantization_config={"ignore": [r"re:model\.layers\.5\..*"]})
-    assert "would treat model.layers.1." in refused(capsys, 3, source, tmp_path / "no", "--layers", "0,5")
-
-
 @pytest.mark.parametrize(
     ("edit", "word"),
     [
@@ -342,6 +274,35 @@ def test_a_full_disk_is_seen_before(
     usage = shutil.disk_usage(tmp_path)._replace(free=1000)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
     assert "and 1000 are free there" in refused(capsys, 2, source, tmp_path / "out", "--layers", "0")
+
+
+@pytest.mark.parametrize("size", ["5kB", "5GB"])
+def test_no_more_is_written_than_was_asked_for(
+    tmp_path: Path, size: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, out = write_small(tmp_path / "source", SIX), tmp_path / "out"
+    planned: list[int] = []
+
+    def seen(one: Path, other: Path, made: Cut) -> int:
+        planned.append(made.bytes_to_write)
+        return check_output(one, other, made)
+
+    monkeypatch.setattr(cut_command, "check_output", seen)
+    cut(source, out, [0, 5], "--max-shard-size", size)
+    (limit,) = planned
+    blocks = sum(path.stat().st_blocks * 512 for path in out.iterdir())
+    assert blocks <= limit
+    written = sum(path.stat().st_size for path in out.iterdir())
+    assert f"({written} bytes) written in all" in capsys.readouterr().out
+
+
+def test_a_mounted_folder_cannot_be_given_away(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, out = write_small(tmp_path / "source", SIX), tmp_path / "out"
+    out.mkdir()
+    monkeypatch.setattr(Path, "is_mount", lambda self: self == out)
+    assert "a file system of its own" in refused(capsys, 2, source, out, "--layers", "0")
 
 
 @pytest.mark.parametrize(

@@ -13,9 +13,12 @@ from tests.model_executor.engine import SIX, write_small
 
 def test_quantization_is_left_aside(tmp_path: Path) -> None:
     model = open_model(write_small(tmp_path, SIX, quantization_config={"quant_method": "fp8"}))
-    assert model.quantized
+    assert model.quantization == "quantization_config: fp8"
     assert len(model.spec.layers) == 6
-    assert not open_model(write_small(tmp_path / "plain", SIX)).quantized
+    plain = write_small(tmp_path / "plain", SIX)
+    assert open_model(plain).quantization is None
+    (plain / "hf_quant_config.json").write_text("{}")
+    assert open_model(plain).quantization == "hf_quant_config.json"
 
 
 def test_what_the_server_refuses_is_refused(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import torch
 from engine_core.wire.evidence import ParityReport
 from model_executor.tools import parity
 from model_executor.tools.offline import Offline
-from tests.model_executor.tools.folders import write_model
+from tests.model_executor.tools.folders import spread, write_model
 
 FAMILIES = ("llama", "gemma3_text", "qwen3-moe", "deepseek-v3")
 
@@ -118,6 +118,24 @@ def test_the_program_prints_the_rule_and_the_verdict(
     assert all(f"rule: {line}" in text for line in report.rule)
     assert text.splitlines()[-1] == "verdict: pass"
     assert json.loads((tmp_path / "parity.json").read_text())["reference"].startswith("transformers ")
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma3"])
+def test_files_of_other_blocks_are_not_needed(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = spread(write_model(tmp_path / "model", name))
+    layers = ("--layers", "2,5", "--allow-missing-classes")
+    others = [f"layers.{block}." for block in (0, 1, 3, 4)]
+    listed = json.loads((folder / "model.safetensors.index.json").read_text())["weight_map"]
+    gone = [file for tensor, file in listed.items() if "vision" not in tensor and any(o in tensor for o in others)]
+    assert len(gone) > 30
+    for file in gone:
+        (folder / file).unlink()
+    status, report = run(folder, tmp_path / "parity.json", *layers)
+    check(report)
+    assert status == 0
+    assert report.identity.layer_map == [2, 5]
+    assert parity.main([str(folder)]) == 3
+    assert "No such file" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,9 @@ from model_executor.models.reader import read_spec
 from model_executor.tools.model import open_model
 from model_executor.tools.plan import lines, main, make_report
 from model_executor.weights.layer_plan import plan_layers
+from tests.fixtures.families import edit_config, write_family
 from tests.fixtures.llama import parameter_shapes
+from tests.fixtures.vision import write_conditional
 from tests.model_executor.engine import SIX, load, write_small
 from tests.model_executor.tools.giants import QWEN, V3, Tensor, qwen_tensors, v3_tensors, write_headers
 
@@ -67,6 +69,8 @@ def test_files_that_are_needed_may_be_absent(tmp_path: Path, capsys: pytest.Capt
     for file in absent:
         (folder / file).unlink()
     part = report(capsys, folder, "--layers", "0,3")
+    stored = part["shards"].pop("stored")
+    assert 0 < stored["F32"] < whole["shards"].pop("stored")["F32"]
     assert part["shards"] == {**whole["shards"], "absent": absent, "estimated": True}
 
 
@@ -128,6 +132,8 @@ def test_models_of_hundreds_of_gigabytes(
     chosen = [tensor for tensor in tensors() if _of(tensor, cover)]
     sizes = {"F8_E4M3": 1, "BF16": 2, "F32": 4}
     assert made["shards"]["bytes_to_read"] == sum(sizes[dtype] * int(np.prod(shape)) for _, dtype, shape in chosen)
+    assert made["quantization"] == ("quantization_config: fp8" if "quantization_config" in config else None)
+    assert sum(made["shards"]["stored"].values()) == made["shards"]["bytes_to_read"]
     assert set(made["shards"]["absent"]) == set(made["shards"]["needed"])
     assert len(made["shards"]["not_needed"]) > 90
 
@@ -137,14 +143,60 @@ def _of(tensor: Tensor, cover: tuple[int, ...]) -> bool:
     return words[1] != "layers" or int(words[2]) in cover
 
 
-def test_an_index_alone_is_enough(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("config", "tensors", "layers"),
+    [(QWEN, qwen_tensors, "3,93"), (V3, v3_tensors, "2,60")],
+    ids=["qwen3-235b", "deepseek-v3"],
+)
+def test_an_index_alone_is_enough(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], config: dict[str, Any], tensors: Any, layers: str
+) -> None:
+    """Also for weights in 8 bits: the index tells which they are."""
     folder = tmp_path / "model"
-    write_headers(folder, QWEN, qwen_tensors())
-    with_headers = report(capsys, folder, "--layers", "3,93")
+    write_headers(folder, config, tensors())
+    with_headers = report(capsys, folder, "--layers", layers)
     for path in folder.glob("*.safetensors"):
         path.unlink()
-    alone = report(capsys, folder, "--layers", "3,93")
-    assert alone["shards"] == {**with_headers["shards"], "estimated": True}
+    alone = report(capsys, folder, "--layers", layers)
+    assert alone["shards"] == {**with_headers["shards"], "estimated": True, "stored": {}}
+
+
+def test_of_an_unknown_quantization_nothing_is_reckoned(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "model"
+    write_headers(folder, {**QWEN, "quantization_config": {"quant_method": "gptq"}}, qwen_tensors())
+    for path in folder.glob("*.safetensors"):
+        path.unlink()
+    assert report(capsys, folder, "--layers", "3")["shards"]["bytes_to_read"] is None
+    assert "bytes to read: unknown until the files are there" in plan_text(capsys, folder)
+
+
+def test_windows_are_kv_groups(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = write_family(tmp_path, "gemma3_text")
+    made = report(capsys, folder)
+    token = 2 * 2 * 16 * 4
+    assert [(each["window"], each["layers"]) for each in made["kv_groups"]] == [(None, 2), (5, 4)]
+    assert [each["bytes_per_token"]["float32"] for each in made["kv_groups"]] == [2 * token, 4 * token]
+    assert made["kv_bytes_per_token"]["float32"] == 6 * token
+    text = plan_text(capsys, folder)
+    assert f"4 blocks that keep the last 5 tokens and what a step adds: 1.0 kB ({4 * token} bytes) in float32" in text
+    # A window that no sequence outgrows is none.
+    edit_config(folder, sliding_window=128)
+    assert [(each["window"], each["layers"]) for each in report(capsys, folder)["kv_groups"]] == [(None, 6)]
+
+
+def test_a_part_for_images_is_never_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = write_conditional(tmp_path)
+    made = report(capsys, folder)
+    (reason, count), *others = made["shards"]["ignored"].items()
+    assert not others
+    assert (reason, count > 30) == ("the part for images; text alone is served", True)
+    assert f"never read: {count} tensors: {reason}" in plan_text(capsys, folder)
+
+
+def plan_text(capsys: pytest.CaptureFixture[str], folder: Path) -> str:
+    """What `tercet plan` prints for people."""
+    assert main([str(folder)]) == 0
+    return capsys.readouterr().out
 
 
 def test_memory_is_what_the_parameters_take(tmp_path: Path) -> None:
