@@ -140,16 +140,18 @@ class Job:
             RequestRejected: the core refused one.
             GenerationError: one failed; the others are aborted.
         """
-        source = self._one() if len(self.choices) == 1 else self._merged()
-        async for choice, delta in source:
+        if len(self.choices) == 1:
+            # The common case without a layer between.
+            choice = self.choices[0]
+            async for delta in choice.answer:
+                self._note(choice, delta)
+                yield choice, delta
+                choice.fresh = False
+            return
+        async for choice, delta in self._merged():
             self._note(choice, delta)
             yield choice, delta
             choice.fresh = False
-
-    async def _one(self) -> AsyncIterator[tuple[Choice, Delta]]:
-        choice = self.choices[0]
-        async for delta in choice.answer:
-            yield choice, delta
 
     async def _merged(self) -> AsyncIterator[tuple[Choice, Delta]]:
         queue: asyncio.Queue[tuple[Choice, Delta] | FrontendError | None] = asyncio.Queue(QUEUED_DELTAS)

@@ -85,13 +85,33 @@ class Reply:
             FrontendError: it failed, or was cut.
         """
         async with self._counted(), contextlib.aclosing(self._job.deltas()) as deltas:
-            async for part in _decided(deltas):
-                if not writer.started:
-                    await writer.start(self._headers)
-                if part is not None:
-                    await writer.write(b"".join(map(sse.event, self._shape.chunks(*part))))
+            part = await self._first(deltas, writer)
+            if not writer.started:
+                await writer.start(self._headers)
+            if part is not None:
+                await writer.write(self._spelled(*part))
+            async for choice, delta in deltas:
+                await writer.write(self._spelled(choice, delta))
         tail = sse.event(self._shape.usage_chunk(self._job.usage())) if include_usage else b""
         await writer.end(tail + sse.DONE)
+
+    async def _first(
+        self, deltas: AsyncIterator[tuple[Choice, Delta]], writer: sse.EventWriter
+    ) -> tuple[Choice, Delta] | None:
+        """What comes first; the status line goes out before it where that takes longer than DECIDE_S."""
+        first = asyncio.ensure_future(anext(deltas, None))
+        try:
+            await asyncio.wait({first}, timeout=DECIDE_S)
+            if not first.done():
+                await writer.start(self._headers)
+            return await first
+        finally:
+            first.cancel()
+            await asyncio.gather(first, return_exceptions=True)
+
+    def _spelled(self, choice: Choice, delta: Delta) -> bytes:
+        chunks = self._shape.chunks(choice, delta)
+        return sse.event(chunks[0]) if len(chunks) == 1 else b"".join(map(sse.event, chunks))
 
     def check_backlog(self) -> None:
         """Cut the answer when its client reads too little. The answer's own task may wait for that very client."""
@@ -136,22 +156,6 @@ class Reply:
         if cut is not None:
             facts["why"] = str(cut)
         self._exchange.ticket.facts |= facts
-
-
-async def _decided(deltas: AsyncIterator[tuple[Choice, Delta]]) -> AsyncIterator[tuple[Choice, Delta] | None]:
-    """The deltas; None first when none came, and no refusal, within DECIDE_S."""
-    first = asyncio.ensure_future(anext(deltas, None))
-    try:
-        await asyncio.wait({first}, timeout=DECIDE_S)
-        if not first.done():
-            yield None
-        part = await first
-    finally:
-        first.cancel()
-        await asyncio.gather(first, return_exceptions=True)
-    while part is not None:
-        yield part
-        part = await anext(deltas, None)
 
 
 async def stream(exchange: Exchange, reply: Reply, writer: sse.EventWriter, *, include_usage: bool) -> None:
