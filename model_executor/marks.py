@@ -1,18 +1,22 @@
 """Names for what a model runs, where torch's profiler can see them: a range for each block and each operator.
 
 Marks are hooks and proxies that are put on a built model when a profile was asked for; without one they do not exist.
-The names of operators are those of tools/operators.py.
+The names of operators are those of tools/operators.py. A kernel is marked where it runs: what it stands for is told by
+the operator's range around it, or, where no module of the model does just that, by KERNEL_OPERATORS.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
 from typing import Any, Final, TypeVar, cast
 
 from torch import Tensor, nn
 from torch.profiler import record_function
 
 from model_executor.attention.dispatch import Candidate, KernelTable
+from model_executor.attention.mla import MlaProblem
 from model_executor.layers.attention import GroupedAttention
 from model_executor.layers.mla import LatentAttention
 from model_executor.layers.mlp import GatedMlp
@@ -20,6 +24,7 @@ from model_executor.layers.moe import MoeMlp
 from model_executor.layers.norm import RmsNorm
 from model_executor.layers.rotary import Rotation
 from model_executor.models.decoder import Block, Decoder
+from model_executor.tools.operators import heads_operators
 from model_executor.weights.layer_plan import LayerPlan
 
 CLASS: Final = "tercet:class:"
@@ -29,14 +34,14 @@ LOGITS: Final = "tercet:logits"
 SOFT_CAP: Final = f"{OPERATOR}soft cap of the logits"
 SAMPLING: Final = "sampling"
 
-# The registry's name of an operator, by the kind of attention where it depends on it: the plan's.
+# The registry's name of an operator, and the plan's. An operator that is not here runs within the range of another.
 KERNEL_OPERATORS: Final = {
-    "attention": "attention",
-    "kv_append": "kv_append",
-    "mla_attention": "attention: latent",
-    "latent kv_append": "kv_append: latent",
-    "experts": "experts: grouped linear, gated activation",
+    "attention": ("attention",),
+    "kv_append": ("kv_append",),
+    "mla_attention": ("attention: latent",),
+    "experts": ("experts: grouped linear, gated activation",),
 }
+LATENT_APPEND: Final = ("kv_append: latent",)
 
 K = TypeVar("K")
 P = TypeVar("P")
@@ -47,18 +52,27 @@ class MarkedKernel:
 
     Args:
         kernel: that runs.
-        operator: as the plan calls it.
         name: of the kernel in the registry.
+        operators: of the plan that it does, all at once; none: those in whose range it runs.
+
+    Attributes:
+        name: as given.
     """
 
-    def __init__(self, kernel: object, operator: str, name: str) -> None:
+    def __init__(self, kernel: object, name: str, operators: Sequence[str] = ()) -> None:
         self._kernel: Any = kernel
-        self._marks = (OPERATOR + operator, KERNEL + name)
+        self.name = name
+        self._marks = [mark for each in operators for mark in (OPERATOR + each, KERNEL + name)] or [KERNEL + name]
+
+    def standing_for(self, operators: Sequence[str]) -> MarkedKernel:
+        """The same kernel as one that does these operators."""
+        return MarkedKernel(self._kernel, self.name, operators)
 
     def forward(self, *inputs: object) -> Tensor | None:
         """What the kernel gives."""
-        outer, inner = self._marks
-        with record_function(outer), record_function(inner):
+        with ExitStack() as ranges:
+            for mark in self._marks:
+                ranges.enter_context(record_function(mark))
             return cast("Tensor | None", self._kernel.forward(*inputs))
 
     def __getattr__(self, name: str) -> object:
@@ -71,12 +85,10 @@ class MarkedTable(KernelTable):
     def _choose(self, operator: str, problem: P, specs: Sequence[Candidate[P, K]], made: dict[P, K]) -> K:
         known = problem in made
         kernel = super()._choose(operator, problem, specs, made)
-        if not known:
-            latent = operator == "kv_append" and made is self._latent_append_kernels
-            marked = MarkedKernel(
-                kernel, KERNEL_OPERATORS["latent kv_append" if latent else operator], self._choices[-1].chosen
-            )
-            made[problem] = kernel = cast("K", marked)
+        if not known and kernel is not None:
+            latent = operator == "kv_append" and isinstance(problem, MlaProblem)
+            stands_for = LATENT_APPEND if latent else KERNEL_OPERATORS.get(operator, ())
+            made[problem] = kernel = cast("K", MarkedKernel(kernel, self._choices[-1].chosen, stands_for))
         return kernel
 
 
@@ -97,14 +109,21 @@ class MarkedRotation:
         with record_function(self._mark):
             return self._rotation.apply(heads)
 
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._rotation, name)
+
 
 def mark_model(model: Decoder, plan: LayerPlan) -> None:
-    """Mark every operator of the model but its kernels, which a MarkedTable marks.
+    """Mark every operator of the model. Kernels that are called by name are marked by the MarkedTable they come from.
 
     Args:
         model: built for the plan.
         plan: its classes.
     """
+    for module in model.modules():
+        # Inside of the operator's range, which is laid around it below.
+        if isinstance(kernel := getattr(module, "kernel", None), MarkedKernel):
+            _hook(module, KERNEL + kernel.name)
     _mark(model.embedding, "embedding")
     _mark(model.norm, "rms_norm")
     _mark(model.head, "linear: head")
@@ -115,6 +134,7 @@ def mark_model(model: Decoder, plan: LayerPlan) -> None:
         for module, operator in _operators(block):
             _mark(module, operator)
         _mark_rotation(block.attention)
+        _mark_heads(block.attention)
 
 
 def _operators(block: Block) -> Iterator[tuple[nn.Module, str]]:
@@ -142,9 +162,8 @@ def _attention_operators(attention: nn.Module) -> Iterator[tuple[nn.Module, str]
 
 def _mlp_operators(mlp: nn.Module) -> Iterator[tuple[nn.Module, str]]:
     if isinstance(mlp, GatedMlp):
-        yield mlp.gate_up, "linear: gate and up"
+        yield mlp.gate_up, "linear: gate and up, gated"
         yield mlp.down, "linear: down"
-        yield mlp, "gated activation"
     if isinstance(mlp, MoeMlp):
         yield mlp.router, "router"
         if mlp.shared is not None:
@@ -181,6 +200,14 @@ def _mark_rotation(attention: nn.Module) -> None:
         return hidden, MarkedRotation(rotation, mark), *rest
 
     attention.register_forward_pre_hook(proxy)
+
+
+def _mark_heads(attention: nn.Module) -> None:
+    """A kernel that does in one what else the layer does from the projection to the attention."""
+    heads = getattr(getattr(attention, "kernels", None), "heads", None)
+    if isinstance(attention, GroupedAttention) and isinstance(heads, MarkedKernel):
+        marked: Any = heads.standing_for(heads_operators(attention.spec))
+        attention.kernels = replace(attention.kernels, heads=marked)
 
 
 def _mark_logits(model: Decoder) -> None:

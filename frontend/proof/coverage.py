@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -18,6 +18,9 @@ from frontend.proof.requests import Answered, longest_window
 from frontend.proof.tools import Plan
 
 PHASES: Final[tuple[StepKind, ...]] = ("prefill", "decode", "mixed")
+# Operators of the registry that stand for others, which run one by one where the choice is to have no kernel for all.
+PARTS: Final[Mapping[str, tuple[str, ...]]] = {"heads": ("kv_append",)}
+SEPARATE: Final = "separate"
 EAGER: Final = "eager"
 GRAPH: Final = "graph"
 
@@ -201,10 +204,12 @@ def _holes(rows: Iterable[Row]) -> Iterator[str]:
             yield f"{row.layer_class}: {row.operator}: {', '.join(missing)}"
 
 
-def _idle_kernels(rows: Sequence[Row], choices: Iterable[KernelChoice]) -> Iterator[str]:
+def _idle_kernels(rows: Sequence[Row], choices: Sequence[KernelChoice]) -> Iterator[str]:
     ran = {kernel for row in rows for kernel in row.kernels}
+    done = {part for choice in choices if choice.chosen in ran for part in PARTS.get(choice.operator, ())}
     for choice in choices:
-        if choice.chosen not in ran:
+        separate = choice.operator in PARTS and choice.chosen == SEPARATE
+        if choice.chosen not in ran and choice.operator not in done and not separate:
             yield f"kernel {choice.chosen} for {choice.operator} of {choice.problem}"
 
 

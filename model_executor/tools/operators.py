@@ -19,7 +19,7 @@ ATTENTION_OPERATORS: Final[Mapping[str, tuple[str, ...]]] = {
     "mla": ("linear: query and latent", "rms_norm: latent", "kv_append: latent", "attention: latent", "linear: output"),
 }
 MLP_OPERATORS: Final[Mapping[str, tuple[str, ...]]] = {
-    "gated": ("linear: gate and up", "gated activation", "linear: down"),
+    "gated": ("linear: gate and up, gated", "linear: down"),
     "moe": ("router", "experts: grouped linear, gated activation"),
 }
 
@@ -42,11 +42,20 @@ def special_requests(layer: LayerSpec) -> tuple[str, ...]:
     return () if window is None else (f"a prompt longer than the window of {window} tokens",)
 
 
+def heads_operators(spec: AttentionSpec) -> tuple[str, ...]:
+    """What grouped attention does between its projection and the attention itself."""
+    return (*_before_append(spec), "kv_append")
+
+
 def _attention(spec: AttentionSpec) -> tuple[str, ...]:
     first, *rest = ATTENTION_OPERATORS[spec.kind]
+    return (first, *_before_append(spec), *rest)
+
+
+def _before_append(spec: AttentionSpec) -> tuple[str, ...]:
     norm = () if spec.qk_norm is None else ("rms_norm: heads of queries and keys",)
     rotary = () if spec.rope is None else (f"rotary: {spec.rope.name}",)
-    return (first, *norm, *rotary, *rest)
+    return (*norm, *rotary)
 
 
 def _mlp(spec: MlpSpec) -> tuple[str, ...]:

@@ -7,13 +7,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from torch.profiler import ProfilerActivity, profile
+from torch import nn
+from torch.profiler import ProfilerActivity, profile, record_function
 
 from engine_core.wire.config import ModelOptions
 from model_executor.attention.dispatch import KernelTable, chooser
-from model_executor.marks import CLASS, KERNEL, OPERATOR, MarkedTable, mark_model
+from model_executor.marks import CLASS, KERNEL, OPERATOR, MarkedKernel, MarkedTable, mark_model
 from model_executor.models.decoder import build_model
 from model_executor.models.reader import read_spec
+from model_executor.profiler import summarize
 from model_executor.tools.operators import block_operators, outer_operators
 from model_executor.weights.layer_plan import plan_layers
 from model_executor.weights.load import load_weights
@@ -64,6 +66,50 @@ def test_kernels_are_marked_with_their_names(folder: Path) -> None:
         loaded.logits(PROMPT)
     ran = {event.name.removeprefix(KERNEL) for event in seen.events() or () if event.name.startswith(KERNEL)}
     assert ran == {choice.chosen for choice in plain.explain()}
+
+
+class Both:
+    """A kernel that does two operators at once."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """The next number."""
+        return x + 1
+
+
+class Layer(nn.Module):
+    """A module that computes with a kernel it holds, without calling it by name."""
+
+    def __init__(self, kernel: MarkedKernel) -> None:
+        super().__init__()
+        self.kernel = kernel
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Twice the number."""
+        return x * 2
+
+
+def test_a_kernel_stands_for_its_operators_or_for_those_around_it() -> None:
+    kernel = MarkedKernel(Both(), "both")
+    with profile(activities=[ProfilerActivity.CPU]) as seen:
+        with record_function(f"{OPERATOR}linear: x"):
+            kernel.forward(torch.ones(2))
+        kernel.standing_for(("rotary: r", "kv_append")).forward(torch.ones(2))
+    runs = {run.operator: run for run in summarize(seen.events() or (), None).operators}
+    assert {name: run.kernel for name, run in runs.items()} == dict.fromkeys(
+        ("linear: x", "rotary: r", "kv_append"), "both"
+    )
+    assert runs["rotary: r"].native == []
+    assert "aten::add" in runs["kv_append"].native
+
+
+def test_a_kernel_that_a_module_holds_is_marked_with_the_module(folder: Path) -> None:
+    loaded = marked(folder)
+    block = loaded.model.blocks[0]
+    block.mlp = Layer(MarkedKernel(Both(), "packed"))
+    mark_model(loaded.model, loaded.plan)
+    with profile(activities=[ProfilerActivity.CPU]) as seen:
+        loaded.logits(PROMPT)
+    assert f"{KERNEL}packed" in {event.name for event in seen.events() or ()}
 
 
 def test_a_model_without_marks_has_no_hooks(folder: Path) -> None:

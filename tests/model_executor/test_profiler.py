@@ -77,8 +77,6 @@ def test_a_line_for_each_step_and_equal_tokens(folder: Path, tmp_path: Path) -> 
         assert attention.count == SMALL.layers * (4 if line.kind == "warm_up" else 1) // (2 if line.step == 0 else 1)
         assert all(run.host_ns > 0 and run.device_ns == 0 for run in line.operators)
         assert "aten::mm" in runs[layer_class, "linear: qkv"].native
-        # The activation's own work, without the two products within it.
-        assert "aten::mm" not in runs[layer_class, "gated activation"].native
         assert (line.graphs, line.captured) == (0, False)
 
 

@@ -29,7 +29,7 @@ def test_every_kind_is_listed() -> None:
 @pytest.mark.parametrize(
     ("name", "words", "others"),
     [
-        ("gemma3_text", ["rms_norm: heads", "after each part", "rotary", "gated activation"], ["router", "latent"]),
+        ("gemma3_text", ["rms_norm: heads", "after each part", "rotary", "gate and up, gated"], ["router", "latent"]),
         ("qwen2", ["linear: qkv", "kv_append", "attention"], ["after each part", "rms_norm: heads"]),
     ],
 )
