@@ -1,8 +1,6 @@
-"""What the engine core costs a step: the scheduler's time, and bytes and time of the wire, by rows.
+"""`tercet bench micro`: costs of single parts, each measured in this process.
 
-    python -m bench.micro
-
-No executor and no socket: results are made up, and what is measured runs in this process. Every row decodes.
+Scheduler and wire: no executor and no socket, results are made up, every row decodes. Kernels: see kernels.
 """
 
 from __future__ import annotations
@@ -12,10 +10,17 @@ import random
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Final
 
-from bench.table import table
+from msgspec import to_builtins
+from tqdm import tqdm
+
+from bench.errors import UsageError
+from bench.options import add_output_flags, columns, command_line, deliver, settings
+from bench.record import make_record
 from engine_core.admission import Limits
+from engine_core.block_pool import BlockPool
 from engine_core.scheduler import Scheduler
 from engine_core.wire import codec
 from engine_core.wire.client import Submit
@@ -26,6 +31,17 @@ from engine_core.wire.sampling import SamplingParams
 PROMPT = 256
 BLOCK_SIZE = 16
 VOCAB = 32_000
+POOL_BLOCKS = 65_536
+POOL_COUNTS = (1, 16, 256)
+PARTS: Final = ("scheduler", "wire", "pool", "kernels")
+TITLES: Final = ("part", "name", "us", "bytes", "gb_per_s", "gop_per_s", "bound", "fraction")
+DEFINITIONS: Final = {
+    "us": "median microseconds of a call, or of a step",
+    "bytes": "of the message; of a kernel: what a call has to read and write at least",
+    "fraction": "least time by the roofline divided by the measured one; the ceilings are those of this run: bytes of "
+    "a large copy, operations of a large product of the same numbers",
+    "bound": "which of the two ceilings is the lower one",
+}
 
 
 def scheduler_of(rows: int, steps: int, *, overlap: bool) -> Scheduler:
@@ -96,33 +112,93 @@ def microseconds(work: Callable[[], object], repeats: int) -> float:
     return statistics.median(spent) / 1000
 
 
-def line(rows: int, steps: int) -> list[object]:
-    """One line of the table."""
+def step_costs(rows: int, steps: int) -> Iterator[dict[str, Any]]:
+    """Scheduler and wire at so many rows."""
     down, up = codec.core_to_executor(), codec.executor_to_core()
     plain, _, _ = scheduler_us(rows, steps, overlap=False)
     overlapped, plan, result = scheduler_us(rows, steps, overlap=True)
     sent, back = down.encode(plan), up.encode(result)
-    works: tuple[Callable[[], object], ...] = (
-        lambda: down.encode(plan),
-        lambda: down.decode(sent),
-        lambda: up.encode(result),
-        lambda: up.decode(back),
+    yield {"part": "scheduler", "name": f"schedule and update, {rows} rows", "us": overlapped}
+    yield {"part": "scheduler", "name": f"the same without overlap, {rows} rows", "us": plain}
+    works: dict[str, tuple[Callable[[], object], int]] = {
+        "plan encoded": (lambda: down.encode(plan), len(sent)),
+        "plan decoded": (lambda: down.decode(sent), len(sent)),
+        "result encoded": (lambda: up.encode(result), len(back)),
+        "result decoded": (lambda: up.decode(back), len(back)),
+    }
+    for name, (work, size) in works.items():
+        yield {"part": "wire", "name": f"{name}, {rows} rows", "us": microseconds(work, steps), "bytes": size}
+
+
+def pool_costs(repeats: int) -> Iterator[dict[str, Any]]:
+    """The block pool: blocks taken and given back, of a pool that is half full."""
+    for count in POOL_COUNTS:
+        pool = BlockPool(POOL_BLOCKS, lambda _: False, lambda _: None)
+        pool.take(POOL_BLOCKS // 2)
+        spent = microseconds(lambda pool=pool, count=count: pool.release(pool.take(count)), repeats)  # type: ignore[misc]
+        yield {"part": "pool", "name": f"{count} blocks taken and released", "us": spent}
+
+
+def kernel_costs(rows: Sequence[int], context: int) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """Every kernel case at these rows, and the ceilings that they were measured against."""
+    import torch
+
+    from bench.ceilings import measure_ceilings
+    from bench.kernels import CASES, Shape, measure_case
+
+    shape = Shape(context=context)
+    with torch.inference_mode():
+        ceilings = measure_ceilings()
+        makers = [(make, count) for make in CASES for count in rows]
+        found = [
+            measure_case(case, shape.layers, ceilings)
+            for make, count in tqdm(makers, unit="kernel", file=sys.stderr, disable=None)
+            for case in make(shape, count)
+        ]
+    return found, to_builtins(ceilings)
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """Declare the flags."""
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS), help="default: all")
+    parser.add_argument("--rows", metavar="N", type=int, nargs="+", default=[1, 8, 32], help="default: 1 8 32")
+    parser.add_argument("--steps", metavar="N", type=int, default=300, help="calls of each (default: 300)")
+    parser.add_argument("--context", metavar="N", type=int, default=272, help="tokens in the cache (default: 272)")
+    parser.add_argument("--cpu-threads", metavar="N", type=int, help="of the kernels (default: the cores)")
+    add_output_flags(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Measure and deliver."""
+    if min(*args.rows, args.steps, args.context) < 1:
+        raise UsageError("--rows, --steps, --context: must be at least 1")
+    results: list[dict[str, Any]] = []
+    if not {"scheduler", "wire"}.isdisjoint(args.parts):
+        results += [one for rows in args.rows for one in step_costs(rows, args.steps) if one["part"] in args.parts]
+    if "pool" in args.parts:
+        results += pool_costs(args.steps)
+    ceilings: dict[str, Any] = {}
+    if "kernels" in args.parts:
+        if args.cpu_threads:
+            import torch
+
+            torch.set_num_threads(args.cpu_threads)
+        found, ceilings = kernel_costs(args.rows, args.context)
+        results += found
+        print(told(ceilings), file=sys.stderr)
+    record = make_record(
+        "micro",
+        command_line(args),
+        results,
+        config=settings(args) | {"ceilings": ceilings},
+        seeds={"made-up tokens": 2},
+        definitions=DEFINITIONS,
     )
-    spent = [f"{microseconds(work, steps):.1f}" for work in works]
-    return [rows, f"{overlapped:.1f}", f"{plain:.1f}", len(sent), len(back), *spent]
-
-
-def main() -> int:
-    """The command line."""
-    parser = argparse.ArgumentParser(description="costs of the engine core a decode step")
-    parser.add_argument("--rows", type=int, nargs="+", default=[1, 32, 256])
-    parser.add_argument("--steps", type=int, default=300)
-    args = parser.parse_args()
-    titles = ("rows", "schedule+update us", "without overlap us", "plan bytes", "result bytes")
-    codecs = ("plan encode us", "decode us", "result encode us", "decode us")
-    print(table((*titles, *codecs), [line(rows, args.steps) for rows in args.rows]))
+    deliver(args, record, TITLES, columns(results, TITLES))
     return 0
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+def told(ceilings: Mapping[str, Any]) -> str:
+    """The ceilings in one line."""
+    rates = ", ".join(f"{name} {rate / 1e9:.0f} Gop/s" for name, rate in ceilings["operations_per_s"].items())
+    return f"ceilings: copy {ceilings['bytes_per_s'] / 1e9:.1f} GB/s, {rates}, {ceilings['threads']} threads"

@@ -26,7 +26,7 @@ def test_the_words_go_over_as_they_are(name: str, monkeypatch: pytest.MonkeyPatc
     words = ["m", "--layers", "0,3", "--help", "--", "-x", "serve"]
     with pytest.raises(Replaced) as caught:
         main([name, *words])
-    module = f"model_executor.tools.{name}"
+    module = "bench" if name == "bench" else f"model_executor.tools.{name}"
     assert caught.value.args == (sys.executable, sys.executable, "-m", module, *words)
     assert name in COMMANDS
 
