@@ -14,10 +14,13 @@ from engine_core.wire.reports import Phase
 NAMES: Final[dict[Phase, str]] = {
     "start": "starting the executor",
     "plan": "planning the load",
+    "build": "building the model",
     "load": "loading weights",
+    "pack": "packing weights",
     "kv_cache": "making the KV cache",
     "warm_up": "warming up",
     "capture": "capturing graphs",
+    "warm_run": "running once more",
 }
 
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import get_args
+
 import pytest
 
 from engine_core.wire.client import Progress
-from frontend.progress import StartProgress
+from engine_core.wire.reports import Phase
+from frontend.progress import NAMES, StartProgress
 
 
 def test_one_line_for_each_phase() -> None:
@@ -28,3 +31,7 @@ def test_a_bar_on_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     progress(Progress("load", 100, 100, "bytes"))
     progress.close()
     assert len(lines) == 1
+
+
+def test_every_phase_has_a_name() -> None:
+    assert NAMES.keys() >= set(get_args(Phase))
