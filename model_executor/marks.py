@@ -206,8 +206,8 @@ def _mark_heads(attention: nn.Module) -> None:
     """A kernel that does in one what else the layer does from the projection to the attention."""
     heads = getattr(getattr(attention, "kernels", None), "heads", None)
     if isinstance(attention, GroupedAttention) and isinstance(heads, MarkedKernel):
-        marked: Any = heads.standing_for(heads_operators(attention.spec))
-        attention.kernels = replace(attention.kernels, heads=marked)
+        marked: dict[str, Any] = {"heads": heads.standing_for(heads_operators(attention.spec))}
+        attention.kernels = replace(attention.kernels, **marked)
 
 
 def _mark_logits(model: Decoder) -> None:

@@ -286,12 +286,15 @@ class ProbeReport(Struct, frozen=True):
         identity, environment: of the run.
         checks: of tensors, of the runtime state, of numbers and of routing.
         timings: of single places, which are seen in eager steps alone, and of whole steps; never of another depth.
+        waited: share of the time they were taken in, 0 .. 1, in which somebody on this machine waited for a processor;
+            None: the system does not tell.
     """
 
     identity: PlanIdentity
     environment: Environment
     checks: list[Check]
     timings: list[Timing]
+    waited: float | None = None
 
 
 class Passage(Struct, frozen=True):

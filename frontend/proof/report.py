@@ -14,6 +14,8 @@ from frontend.proof.tools import Plan
 
 FailureClass = Literal["start", "requests", "weights", "state", "numbers", "coverage", "parity", "sentinel", "load"]
 FEWEST_RUNS: Final = 3
+# Share of a time in which somebody waited for a processor, from which on that time says little.
+BUSY: Final = 0.1
 CUDA_GRAPH: Final = "cuda_graph"
 ORDER: Final = ("plan", "coverage", "probe", "parity", "sentinel", "bench")
 
@@ -54,7 +56,7 @@ class BenchRow(Struct, frozen=True):
     """One run of the load.
 
     Attributes:
-        clients, requests, output_tokens: of the run.
+        clients, output_tokens: of the run; requests: that ended as asked; failed: all others.
         speed: None where not all blocks ran: it would be taken for the model's.
     """
 
@@ -62,6 +64,7 @@ class BenchRow(Struct, frozen=True):
     requests: int
     output_tokens: int
     speed: Speed | None
+    failed: int = 0
 
 
 class SentinelPart(Struct, frozen=True):
@@ -212,7 +215,7 @@ def _several_runs(findings: Findings) -> Check:
     fewest = min((timing.runs for timing in findings.probe.timings), default=0)
     loads = len(findings.bench or ())
     evidence = f"{fewest} runs of each timed place, {loads} runs of the load, each after a warm-up"
-    return Check(name, fewest >= FEWEST_RUNS, evidence)
+    return Check(name, min(fewest, loads) >= FEWEST_RUNS, evidence)
 
 
 def _not_run(name: str) -> Check:
@@ -229,6 +232,9 @@ def failures(findings: Findings, parts: Sequence[Part], checks: Sequence[Check])
         found += [Failure("coverage", f"did not run: {each}") for each in findings.coverage.not_run]
     if findings.parity is not None:
         found += [Failure("parity", each) for each in findings.parity.failures]
+    for row in findings.bench or ():
+        if row.failed:
+            found.append(Failure("load", f"{row.failed} of {row.failed + row.requests} requests failed"))
     if findings.sentinel is not None:
         found += [Failure("sentinel", each) for each in findings.sentinel.faults]
     return found
@@ -262,6 +268,10 @@ def unverified(findings: Findings, parts: Sequence[Part]) -> list[str]:
             text.append("graphs: none was captured on this device")
     if findings.parity is not None:
         text += [f"parity: {each}" for each in findings.parity.unverified]
+    if findings.probe is not None and (waited := findings.probe.waited or 0.0) > BUSY:
+        text.append(f"times: somebody waited for a processor {waited:.0%} of the time they were taken in; see there")
+    if findings.probe is not None and findings.probe.waited is None:
+        text.append("times: the system does not tell how busy the machine was")
     text += [f"blocks of class {name}: none runs" for name in findings.plan.left_out]
     return text
 

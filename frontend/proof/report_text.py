@@ -161,7 +161,14 @@ def _timings(probe: ProbeReport | None, blocks: str) -> str:
         for t in [*probe.timings, *_by_class(probe.timings)]
     ]
     titles = ("step", "mode", "place", "tokens", "context", "median ms", "lowest", "highest", "runs")
-    return f"{blocks} ran, one sequence. No time here is multiplied by a depth.\n\n" + _table(titles, rows)
+    waited = "The system does not tell how busy the machine was."
+    if probe.waited is not None:
+        waited = (
+            f"Somebody on this machine, these runs included, waited for a processor {probe.waited:.0%} of the time: "
+            "far from 0 %, other work ran beside them, and they took longer than they need."
+        )
+    text = f"{blocks} ran, one sequence, on {probe.environment.threads} threads. No time here is multiplied by a depth."
+    return f"{text} {waited}\n\n" + _table(titles, rows)
 
 
 def _by_class(timings: Sequence[Timing]) -> list[Timing]:

@@ -180,7 +180,10 @@ class Reporter:
         if done.returncode:
             last = done.stderr.decode(errors="replace").strip().splitlines() or ["no message"]
             raise EngineFailed(f"bench serve: {last[-1]}")
-        return [bench_row(line, speed=every_block(plan)) for line in done.stdout.splitlines()]
+        rows = [bench_row(line, speed=every_block(plan)) for line in done.stdout.splitlines()]
+        if not rows:
+            raise EngineFailed("bench serve: no result")
+        return rows
 
 
 def bench_command(url: str, ids: int) -> list[str]:
@@ -209,6 +212,7 @@ def bench_row(line: bytes, *, speed: bool) -> BenchRow:
         found.completed,
         found.total_output_tokens,
         Speed(found.duration, found.output_throughput, *times) if speed else None,
+        found.failed,
     )
 
 
@@ -217,6 +221,7 @@ class BenchLine(Struct, frozen=True):
 
     max_concurrency: int
     completed: int
+    failed: int
     total_output_tokens: int
     duration: float
     output_throughput: float

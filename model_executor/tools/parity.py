@@ -94,6 +94,8 @@ def compare(offline: Offline, folder: Path, samples: list[Sample]) -> ParityRepo
         sample.expected = reference.greedy(sample.entry.prompt, COUNT, vocab)
         sample.noisy = reference.forced(sample.forced)
     title = reference.title
+    if len(plan.sources) < len(offline.spec.layers):
+        title += " on a cut of these blocks"
     # One model in memory beside Tercet's at a time.
     del reference
     gc.collect()

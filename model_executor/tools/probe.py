@@ -7,6 +7,7 @@ finite and that routing keeps its invariants; and it times single blocks and bor
 from __future__ import annotations
 
 import argparse
+import re
 import statistics
 import sys
 import time
@@ -14,6 +15,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from types import TracebackType
 from typing import Final, Literal
 
 import torch
@@ -40,21 +42,57 @@ PREFILL_TOKENS: Final = 64
 CONTEXT: Final = 128
 WARM_UPS: Final = 2
 RUNS: Final = 5
+PRESSURE: Final = Path("/proc/pressure/cpu")
+TOTAL: Final = re.compile(r"^some .*total=(\d+)$", re.MULTILINE)
 
 
 def probe(options: OfflineOptions) -> ProbeReport:
     """Check and time: whole steps as production runs them, single places in eager steps."""
     offline = Offline(options)
-    report = ProbeReport(
+    checks = [_tensors(offline), _ownership(offline), _state(offline), *_numbers(offline)]
+    with Waiting() as waiting:
+        whole = [_whole_step(offline, kind) for kind in KINDS]
+        # Within a replay no place can be seen.
+        eager = Offline(structs.replace(options, eager=True)) if _padded(whole) else offline
+        places = [timing for kind in KINDS for timing in _timings(eager, kind)]
+    return ProbeReport(
         identity=offline.identity,
         environment=offline.environment,
-        checks=[_tensors(offline), _ownership(offline), _state(offline), *_numbers(offline)],
-        timings=[_whole_step(offline, kind) for kind in KINDS],
+        checks=checks,
+        timings=[*places, *whole],
+        waited=waiting.share,
     )
-    # Within a replay no place can be seen.
-    eager = Offline(structs.replace(options, eager=True)) if _padded(report.timings) else offline
-    places = [timing for kind in KINDS for timing in _timings(eager, kind)]
-    return structs.replace(report, timings=[*places, *report.timings])
+
+
+class Waiting:
+    """Measures within a `with` for how long somebody on this machine waited for a processor.
+
+    Attributes:
+        share: of the time, 0 .. 1, after the `with`; None: the system does not tell.
+    """
+
+    def __init__(self) -> None:
+        self.share: float | None = None
+
+    def __enter__(self) -> Waiting:
+        self._before, self._began = waited_us(), time.monotonic()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        after, spent = waited_us(), time.monotonic() - self._began
+        if self._before is not None and after is not None:
+            self.share = min(1.0, (after - self._before) / (1e6 * spent))
+
+
+def waited_us(path: Path = PRESSURE) -> int | None:
+    """Microseconds since the start of the system in which somebody waited for a processor; None: it does not tell."""
+    try:
+        found = TOTAL.search(path.read_text(encoding="ascii"))
+    except OSError:
+        return None
+    return None if found is None else int(found[1])
 
 
 def _padded(timings: Sequence[Timing]) -> bool:
@@ -68,7 +106,8 @@ def _tensors(offline: Offline) -> Check:
     wanted = {p.name: p for p in (*outer_parameters(offline.spec, names), *block_parameters(offline.spec, plan, names))}
     dtype = DTYPES[offline.executor.ready.dtype]
     there = dict(model.named_parameters())
-    faults = [f"{name}: planned and not built" for name in wanted.keys() - there.keys()]
+    packed = {name for name in wanted.keys() - there.keys() if _is_packed(model, name)}
+    faults = [f"{name}: planned and not built" for name in sorted(wanted.keys() - there.keys() - packed)]
     for name, parameter in there.items():
         planned = wanted.get(name)
         # A head of its own where the checkpoint's differs from the tied embedding is planned during the load.
@@ -76,9 +115,15 @@ def _tensors(offline: Offline) -> Check:
         kept = dtype if planned is None or planned.dtype is None else DTYPES[planned.dtype]
         if tuple(parameter.shape) != shape or parameter.dtype != kept or not parameter.is_contiguous():
             faults.append(f"{name}: {tuple(parameter.shape)} {parameter.dtype}, planned {shape} {kept}")
-    return Check(
-        "tensor shape and layout", not faults, _told(faults, f"{len(there)} parameters as planned, contiguous")
-    )
+    good = f"{len(there)} parameters as planned, contiguous"
+    if packed:
+        good += f"; {len(packed)} in the form of the kernels that compute with them"
+    return Check("tensor shape and layout", not faults, _told(faults, good))
+
+
+def _is_packed(model: nn.Module, name: str) -> bool:
+    """Whether a kernel keeps the weight of this parameter in a form of its own."""
+    return getattr(model.get_submodule(name.rpartition(".")[0]), "packed", None) is not None
 
 
 def _ownership(offline: Offline) -> Check:

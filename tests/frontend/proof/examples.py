@@ -115,6 +115,7 @@ def probe() -> ProbeReport:
         environment=ENVIRONMENT,
         checks=[Check(name, True, "good") for name in (*names, "routing invariants")],
         timings=[Timing(place, "decode", "eager", 1, 128, 0.002, 0.001, 0.003, 5) for place in places],
+        waited=0.01,
     )
 
 
@@ -149,7 +150,7 @@ def findings() -> Findings:
         probe=probe(),
         parity=parity(),
         sentinel=SentinelPart("a second run", 8, 20, []),
-        bench=[BenchRow(1, 8, 128, speed)],
+        bench=[BenchRow(1, 8, 128, speed)] * 3,
     )
 
 

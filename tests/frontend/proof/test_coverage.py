@@ -9,10 +9,12 @@ import pytest
 from msgspec import structs
 
 from engine_core.wire.client import Inspection
-from engine_core.wire.evidence import OUTSIDE
+from engine_core.wire.evidence import OUTSIDE, OperatorRun, StepProfile
+from engine_core.wire.reports import KernelCandidate, KernelChoice
 from frontend.errors import EngineFailed
 from frontend.proof.coverage import CoverageReport, Visit, join, lines, read_profile, shown
 from frontend.proof.requests import Answered
+from frontend.proof.tools import Plan
 from tests.frontend.proof.examples import DENSE, WINDOWED, plan, step, visit
 
 
@@ -57,6 +59,37 @@ def test_one_operator_of_one_class_that_did_not_run() -> None:
 def test_a_kernel_that_was_chosen_and_never_ran() -> None:
     choice = structs.replace(visit().kernels[0], chosen="another")
     assert spoilt(kernels=[choice]).not_run == ["kernel another for attention of 4 heads"]
+
+
+def heads(chosen: str) -> KernelChoice:
+    return KernelChoice("heads", "4 heads", chosen, [KernelCandidate("separate", [])])
+
+
+APPEND = KernelChoice("kv_append", "4 heads", "index_copy", [KernelCandidate("index_copy", [])])
+
+
+def with_kernel(name: str, operator: str = "kv_append") -> list[StepProfile]:
+    run = OperatorRun(DENSE, operator, name, 1, 10, 0, [])
+    return [structs.replace(each, operators=[*each.operators, run]) for each in visit().steps]
+
+
+def appending() -> Plan:
+    dense, windowed = plan().classes
+    return structs.replace(plan(), classes=(structs.replace(dense, operators=("attention", "kv_append")), windowed))
+
+
+@pytest.mark.parametrize(
+    ("ran", "chosen", "not_run"),
+    [
+        ("fused", "fused", []),
+        ("index_copy", "separate", []),
+        ("fused", "separate", ["kernel index_copy for kv_append of 4 heads"]),
+        ("index_copy", "fused", ["kernel fused for heads of 4 heads"]),
+    ],
+)
+def test_a_kernel_for_several_operators_or_one_for_each(ran: str, chosen: str, not_run: list[str]) -> None:
+    left = structs.replace(visit(), kernels=[*visit().kernels, APPEND, heads(chosen)], steps=with_kernel(ran))
+    assert join("m", appending(), left).not_run == not_run
 
 
 def test_replays_count_for_what_was_captured() -> None:

@@ -79,6 +79,23 @@ def test_failures_have_classes() -> None:
     assert kinds == {"parity", "sentinel", "load"}
 
 
+def test_runs_of_the_load_count_too() -> None:
+    row = examples.findings().bench or []
+    few = structs.replace(findings(), bench=row[:2])
+    assert outcomes(few) == [index != 6 for index in range(7)]
+    lost = structs.replace(findings(), bench=[*row[:2], structs.replace(row[2], failed=2)])
+    assert [each.message for each in failures(lost, PARTS, seven_checks(lost))] == ["2 of 10 requests failed"]
+
+
+@pytest.mark.parametrize(
+    ("waited", "words"), [(0.4, "for a processor 40% of"), (None, "does not tell how busy")]
+)
+def test_times_of_a_busy_machine_are_unverified(waited: float | None, words: str) -> None:
+    assert not any(line.startswith("times") for line in unverified(findings(), PARTS))
+    (line,) = [line for line in unverified(spoilt("probe", waited=waited), PARTS) if line.startswith("times")]
+    assert words in line
+
+
 def test_what_did_not_run_is_unverified_and_no_pass() -> None:
     bare = Findings(plan=plan())
     assert outcomes(bare) == [False] * 7

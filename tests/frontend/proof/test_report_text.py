@@ -48,6 +48,17 @@ def test_every_section_is_there_in_order() -> None:
     assert "| attention | 4 heads | torch_sdpa | other: too narrow |" in text
 
 
+@pytest.mark.parametrize(
+    ("waited", "words"), [(0.25, "waited for a processor 25% of the time"), (None, "does not tell how busy")]
+)
+def test_times_come_with_how_busy_the_machine_was(waited: float | None, words: str) -> None:
+    found = findings()
+    assert found.probe is not None
+    text = markdown(report(structs.replace(found, probe=structs.replace(found.probe, waited=waited))))
+    assert words in text
+    assert "one sequence, on 2 threads" in text
+
+
 def test_speed_is_printed_for_the_whole_model_alone() -> None:
     text = markdown(report(of_a_part()))
     assert "Speed is not printed: 2 of 6 blocks ran" in text

@@ -50,6 +50,34 @@ def test_a_good_executor(folder: Path, tmp_path: Path, capsys: pytest.CaptureFix
     assert "pass finite outputs" in capsys.readouterr().out
 
 
+def test_how_busy_the_machine_was(tmp_path: Path) -> None:
+    path = tmp_path / "cpu"
+    path.write_text("some avg10=0.00 avg60=0.00 avg300=0.11 total=123456\nfull avg10=0.00 avg60=0.00 total=7\n")
+    assert probe.waited_us(path) == 123456
+    assert probe.waited_us(tmp_path / "gone") is None
+    path.write_text("nothing known")
+    assert probe.waited_us(path) is None
+    with probe.Waiting() as waiting:
+        pass
+    assert waiting.share is None or 0 <= waiting.share <= 1
+
+
+def packed(offline: Offline) -> None:
+    norm = offline.executor.model.norm
+    norm.register_buffer("packed", norm.weight.detach().clone())
+    norm.register_parameter("weight", None)
+
+
+def test_weights_that_a_kernel_keeps_in_its_own_form(folder: Path) -> None:
+    offline = Offline(OfflineOptions(folder, sequences=1, threads=1))
+    packed(offline)
+    check = probe._tensors(offline)
+    assert check.passed
+    assert "1 in the form of the kernels" in check.evidence
+    del offline.executor.model.norm.packed
+    assert "norm.weight: planned and not built" in probe._tensors(offline).evidence
+
+
 def nan(offline: Offline) -> None:
     with torch.no_grad():
         offline.executor.model.blocks[1].get_parameter("mlp_norm.weight")[0] = float("nan")
