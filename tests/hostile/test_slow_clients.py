@@ -182,7 +182,11 @@ def test_an_answer_that_is_read_slowly_is_not(live: LiveServer, dial: Dial) -> N
 def test_the_backlog_limit_cuts_a_stream_with_a_reason(tmp_path: Path, dial: Dial) -> None:
     options = HttpOptions(max_stream_backlog_bytes=20_000)
     with LiveServer(tmp_path, options=options, max_backlog_bytes=options.max_stream_backlog_bytes) as live:
+        live.call(live.core.gate.clear)
         connection = never_reading(live, dial, {**LONG, "n": 8, "logprobs": 5, "stream": True})
+        # Tokens come once the stream has begun: before that an error is an answer of its own.
+        assert connection.recv(12, socket.MSG_PEEK) == b"HTTP/1.1 200"
+        live.call(live.core.gate.set)
         eventually(lambda: cuts(live, "backlog") == 1, "it is counted")
         eventually(lambda: not live.core.live, "the request ended")
         # Whoever reads in the end is told why nothing more comes.
