@@ -261,12 +261,12 @@ def lines(report: PlanReport) -> list[str]:
         *_quantization_lines(report.quantization),
         _size_line("weights in memory", report.memory_bytes),
         _size_line("KV cache for each token", report.kv_bytes_per_token),
-        *map(_kv_line, report.kv_groups),
+        *(map(_kv_line, report.kv_groups) if any(row.window for row in report.kv_groups) else ()),
         "",
-        f"operators outside the blocks: {', '.join(report.outer_operators)}",
+        f"operators outside the blocks: {'; '.join(report.outer_operators)}",
     ]
     for row in report.classes:
-        text.append(f"operators of {row.name}: {', '.join(row.operators)}")
+        text.append(f"operators of {row.name}: {'; '.join(row.operators)}")
         text += [f"  its special path needs {request}" for request in row.requests]
     return text + [f"phase {phase}: {request}" for phase, request in report.phases.items()]
 

@@ -42,7 +42,7 @@ def planned(folder: Path, layers: str) -> Shards:
     return made.shards
 
 
-@pytest.mark.parametrize("name", ["llama", "gemma3_text", "deepseek-v3"])
+@pytest.mark.parametrize("name", ["llama", "gemma3_text", "gemma3", "deepseek-v3"])
 def test_a_part_and_its_cut_are_served_alike(tmp_path: Path, name: str) -> None:
     layers = ",".join(map(str, KEPT[name]))
     source = spread(write_model(tmp_path / "source", name))
