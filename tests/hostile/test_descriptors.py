@@ -86,10 +86,11 @@ def close_all(connections: list[socket.socket]) -> None:
 @pytest.mark.usefixtures("descriptors_for_us")
 def test_two_thousand_idle_connections_and_64_streams(chain_folder: Path) -> None:
     with Served(chain_folder, *LIMITS, script=SCRIPT, descriptors=(1024, 8192)) as server:
+        top = psutil.Process(server.process.pid)
+        said, pids = canary(server.http), server.pids()
+        before = top.num_fds()
         alone = streamed(server.url, STREAMS)
         assert all(alone)
-        top = psutil.Process(server.process.pid)
-        before, pids, said = top.num_fds(), server.pids(), canary(server.http)
         idle = dial_many(server.url, 2000)
         try:
             until("all are accepted", lambda: top.num_fds() > before + 1990, 20.0)
