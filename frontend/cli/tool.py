@@ -5,10 +5,36 @@ The frontend imports no model code; a program that needs it is started as what i
 
 from __future__ import annotations
 
+import argparse
 import os
 import sys
 from collections.abc import Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
+
+from msgspec import Struct
+
+
+class Tool(Struct, frozen=True):
+    """A command that is a program of its own, as the list of commands has it.
+
+    Attributes:
+        name: of the command.
+        module: of the program.
+        does: its line in the list.
+    """
+
+    name: str
+    module: str
+    does: str
+
+    def add_parser(self, subparsers: argparse._SubParsersAction[Any]) -> None:
+        """Declare the command; the program itself knows its flags."""
+        subparsers.add_parser(self.name, help=self.does, add_help=False)
+
+    def run(self, args: argparse.Namespace) -> int:
+        """Run the program without flags, which tells what it needs."""
+        del args
+        hand_over(self.module, [])
 
 
 def hand_over(module: str, words: Sequence[str]) -> NoReturn:
