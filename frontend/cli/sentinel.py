@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any, Final
 
-from frontend.errors import EngineFailed, FrontendError, StartError, UsageError
+from frontend.errors import EngineFailed, FrontendError, StartError
 
 EXIT_FAILED: Final = 1
 
@@ -60,14 +60,12 @@ def _record(args: argparse.Namespace) -> int:
 def _check(args: argparse.Namespace) -> int:
     from frontend.proof.options import model_flags
     from frontend.proof.run_sentinel import observe, run_reference
-    from frontend.proof.sentinel import check_identity, differences, lines, read_sentinel
+    from frontend.proof.sentinel import check_runs, differences, lines, read_sentinel
 
     recorded = read_sentinel(Path(args.file))
     model, flags = Path(args.model), model_flags(args)
     reference = run_reference(model, flags)
-    check_identity(recorded.reference.identity, reference.identity)
-    if recorded.reference.entries != reference.entries:
-        raise UsageError(f"{args.file}: holds pack {recorded.reference.pack}, this program has {reference.pack}")
+    check_runs(recorded.reference, reference)
     now = observe(model, flags, reference, _socket(args))
     faults = differences(recorded, now)
     sys.stdout.write("\n".join(lines(faults, now)) + "\n")

@@ -273,6 +273,7 @@ def unverified(findings: Findings, parts: Sequence[Part]) -> list[str]:
     if findings.probe is not None and findings.probe.waited is None:
         text.append("times: the system does not tell how busy the machine was")
     text += [f"blocks of class {name}: none runs" for name in findings.plan.left_out]
+    text.append("speed beside another engine: tercet bench compare measures it")
     return text
 
 

@@ -12,6 +12,18 @@ from frontend.proof.coverage import PHASES, CoverageReport, shown
 from frontend.proof.report import BenchRow, Report, SentinelPart
 
 NOTHING = "not run"
+PHASES_OF_A_START = {
+    "start": "processes and imports",
+    "distributed init": "none: one process computes, on one device",
+    "plan": "configuration, headers, what goes where",
+    "build": "modules, and the choice of kernels",
+    "load": "reading the checkpoint into them",
+    "pack": "weights into the form that kernels read",
+    "kv_cache": "room for the cache",
+    "warm_up": "the first execution of a step",
+    "capture": "graphs",
+    "warm_run": "the same step once more",
+}
 
 
 def markdown(report: Report) -> str:
@@ -90,7 +102,14 @@ def _load(load: LoadReport | None, startup: dict[str, float]) -> str:
         *(f"{count} tensors {state}" for state, count in load.counts.items()),
     ]
     blocks = _table(("runtime layer", "source block", "class"), ((i, source, name) for i, (source, name) in placed))
-    times = _table(("phase of the start", "seconds"), ((name, f"{spent:.3f}") for name, spent in startup.items()))
+    phases = {**dict.fromkeys(PHASES_OF_A_START), **startup}
+    times = _table(
+        ("phase of the start", "seconds", "what"),
+        (
+            (name, "-" if spent is None else f"{spent:.3f}", PHASES_OF_A_START.get(name, ""))
+            for name, spent in phases.items()
+        ),
+    )
     return "\n\n".join((_bullets(facts), blocks, times))
 
 

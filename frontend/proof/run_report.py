@@ -21,7 +21,7 @@ from frontend.proof.report import BenchRow, Findings, Part, Report, SentinelPart
 from frontend.proof.report_text import markdown
 from frontend.proof.run_coverage import Covered, cover
 from frontend.proof.run_sentinel import observe, run_reference
-from frontend.proof.sentinel import Sentinel, check_identity, differences, read_sentinel
+from frontend.proof.sentinel import Sentinel, check_runs, differences, read_sentinel
 from frontend.proof.surroundings import surroundings
 from frontend.proof.tools import DEADLINE_S, PARITY, PROBE, Plan, read_plan, run_tool
 
@@ -156,7 +156,7 @@ class Reporter:
         else:
             against, recorded = str(subject.sentinel), read_sentinel(subject.sentinel)
         now = self._observed()
-        check_identity(recorded.reference.identity, now.reference.identity)
+        check_runs(recorded.reference, now.reference)
         return SentinelPart(
             against=against,
             sequences=len(now.reference.sequences),

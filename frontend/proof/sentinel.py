@@ -62,6 +62,17 @@ def check_identity(recorded: PlanIdentity, now: PlanIdentity) -> None:
         raise UsageError(f"the sentinel is of another plan and is not compared: {'; '.join(different)}")
 
 
+def check_runs(recorded: ReferenceRun, now: ReferenceRun) -> None:
+    """Pass runs of one pack on one plan.
+
+    Raises:
+        UsageError: they differ in either; the message names it.
+    """
+    check_identity(recorded.identity, now.identity)
+    if recorded.entries != now.entries:
+        raise UsageError(f"the sentinel holds pack {recorded.pack}, this program has {now.pack} or other tokens in it")
+
+
 def check_served(recorded: PlanIdentity, ready: Ready) -> None:
     """Pass a server that runs the recorded plan.
 

@@ -87,9 +87,7 @@ def test_runs_of_the_load_count_too() -> None:
     assert [each.message for each in failures(lost, PARTS, seven_checks(lost))] == ["2 of 10 requests failed"]
 
 
-@pytest.mark.parametrize(
-    ("waited", "words"), [(0.4, "for a processor 40% of"), (None, "does not tell how busy")]
-)
+@pytest.mark.parametrize(("waited", "words"), [(0.4, "for a processor 40% of"), (None, "does not tell how busy")])
 def test_times_of_a_busy_machine_are_unverified(waited: float | None, words: str) -> None:
     assert not any(line.startswith("times") for line in unverified(findings(), PARTS))
     (line,) = [line for line in unverified(spoilt("probe", waited=waited), PARTS) if line.startswith("times")]
@@ -101,7 +99,8 @@ def test_what_did_not_run_is_unverified_and_no_pass() -> None:
     assert outcomes(bare) == [False] * 7
     text = unverified(bare, [Part("plan", []), Part("coverage", [], "no model")])
     assert text[0] == "coverage: not run: no model"
-    assert [f"{name}: not run" for name in ("probe", "parity", "sentinel", "bench")] == text[1:]
+    assert [f"{name}: not run" for name in ("probe", "parity", "sentinel", "bench")] == text[1:5]
+    assert text[5:] == ["speed beside another engine: tercet bench compare measures it"]
 
 
 def test_claims_of_a_part_and_of_the_whole() -> None:

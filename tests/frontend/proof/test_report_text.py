@@ -48,6 +48,12 @@ def test_every_section_is_there_in_order() -> None:
     assert "| attention | 4 heads | torch_sdpa | other: too narrow |" in text
 
 
+def test_the_phases_of_the_start_say_what_they_are() -> None:
+    text = markdown(report(findings()))
+    assert "| start | 1.000 | processes and imports |" in text
+    assert "| distributed init | - | none: one process computes, on one device |" in text
+
+
 @pytest.mark.parametrize(
     ("waited", "words"), [(0.25, "waited for a processor 25% of the time"), (None, "does not tell how busy")]
 )

@@ -9,9 +9,9 @@ import pytest
 from msgspec import structs
 
 from engine_core.wire import evidence
-from engine_core.wire.evidence import PlanIdentity, ReferenceRun, WeightDigest
+from engine_core.wire.evidence import PackEntry, PlanIdentity, ReferenceRun, WeightDigest
 from frontend.errors import UsageError
-from frontend.proof.sentinel import Sentinel, check_identity, differences, lines, read_sentinel
+from frontend.proof.sentinel import Sentinel, check_identity, check_runs, differences, lines, read_sentinel
 from tests.frontend.proof.examples import ENVIRONMENT, identity, sentinel, sequence
 
 ELSEWHERE = structs.replace(ENVIRONMENT, machine="another processor")
@@ -98,3 +98,12 @@ def test_files(tmp_path: Path) -> None:
     for wrong in (path, tmp_path / "nowhere"):
         with pytest.raises(UsageError, match="no sentinel"):
             read_sentinel(wrong)
+
+
+def test_runs_of_another_pack_or_plan_are_not_compared() -> None:
+    run = sentinel().reference
+    check_runs(run, run)
+    with pytest.raises(UsageError, match="holds pack p, this program has q"):
+        check_runs(run, structs.replace(run, pack="q", entries=[PackEntry("q/0", [8])]))
+    with pytest.raises(UsageError, match=r"another plan and is not compared: layer_map \[0, 3\], now \[0, 4\]"):
+        check_runs(run, structs.replace(run, identity=identity((0, 4))))
