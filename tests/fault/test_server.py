@@ -23,7 +23,7 @@ POISON = 499
 SMALL = ("--max-num-seqs", "4", "--num-kv-blocks", "1024", "--block-size", "4")
 
 
-def busy(rig: Rig, client: Client, count: int = 60) -> Traffic:
+def busy(rig: Rig, client: Client, count: int = 30) -> Traffic:
     """Requests of every kind, some tokens made."""
     client.wait_ready(20.0)
     traffic = Traffic(rig, client)
@@ -35,7 +35,7 @@ def busy(rig: Rig, client: Client, count: int = 60) -> Traffic:
 def test_metrics_and_log_of_both_recoveries(chain_folder: Path) -> None:
     with Rig(chain_folder, (SCRIPT,), SMALL) as rig:
         client = rig.wait_ready().client()
-        traffic = busy(rig, client)
+        traffic = busy(rig, client, 60)
         old_executor, old_core = rig.pid(2), rig.pid(1)
         os.kill(old_executor, signal.SIGKILL)
         until("the executor is replaced", lambda: rig.metric("tercet_executor_restarts_total") == 1, 20.0)

@@ -41,7 +41,7 @@ async def talk_all(url: str, plans: list[list[float]]) -> None:
 def test_many_short_pauses(chain_folder: Path) -> None:
     draw = random.Random(1)
     with Served(chain_folder) as server:
-        asyncio.run(talk_all(server.url, [[draw.random() * 0.2 for _ in range(20)] for _ in range(50)]))
+        asyncio.run(talk_all(server.url, [[draw.random() * 0.2 for _ in range(10)] for _ in range(50)]))
 
 
 @pytest.mark.slow

@@ -37,6 +37,8 @@ MEASURES = [
     for kv_cache, reservation in PLACES
 ]
 
+SEEDS = [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 4))]
+
 
 def run(seed: int, mode: Mode, requests: int = 12, kind: Groups = "full") -> Harness:
     """One trace in one mode."""
@@ -47,19 +49,19 @@ def run(seed: int, mode: Mode, requests: int = 12, kind: Groups = "full") -> Har
     return harness
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", SEEDS)
 def test_all_modes_agree(seed: int) -> None:
     for index, mode in enumerate(MODES):
         run(seed, replace(mode, eager=index % 2 == 0))
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", SEEDS)
 def test_measures_agree_with_all_modes(seed: int) -> None:
     for index, mode in enumerate(MEASURES):
         run(seed, replace(mode, eager=index % 2 == 0))
 
 
-@pytest.mark.parametrize("batch", range(10))
+@pytest.mark.parametrize("batch", range(5))
 def test_random_traces_in_random_modes(batch: int) -> None:
     rng = random.Random(batch)
     for seed in range(1000 + 40 * batch, 1000 + 40 * (batch + 1)):
@@ -69,12 +71,13 @@ def test_random_traces_in_random_modes(batch: int) -> None:
 
 @pytest.mark.parametrize("kind", SLIDING)
 def test_all_modes_agree_with_windows(kind: Groups) -> None:
-    for index, mode in enumerate(MODES):
+    # Every fifth: no choice of a mode has a period that divides five, so all stand beside all others.
+    for index, mode in enumerate(MODES[::5]):
         run(50 + index, replace(mode, eager=index % 2 == 0), kind=kind)
 
 
 @pytest.mark.parametrize("kind", SLIDING)
-@pytest.mark.parametrize("batch", range(3))
+@pytest.mark.parametrize("batch", range(2))
 def test_random_traces_with_windows(batch: int, kind: Groups) -> None:
     rng = random.Random(500 + batch)
     for seed in range(2000 + 40 * batch, 2000 + 40 * (batch + 1)):
