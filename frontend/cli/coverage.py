@@ -25,6 +25,9 @@ def add_parser(subparsers: argparse._SubParsersAction[Any]) -> None:
         allow_abbrev=False,
     )
     add_model_flags(parser)
+    parser.add_argument(
+        "--quantization", choices=("none", "int8"), default="none", help="as of tercet serve (default: none)"
+    )
     parser.add_argument("--json", metavar="FILE", help="write the report as JSON too")
 
 
@@ -38,7 +41,8 @@ def run(args: argparse.Namespace) -> int:
     model = Path(args.model)
     try:
         vocab = load_tokenizer(model).vocab_size
-        report = cover(model, layer_flags(args), ["--dtype", args.dtype], vocab).report
+        flags = ["--dtype", args.dtype, "--quantization", args.quantization]
+        report = cover(model, layer_flags(args), flags, vocab).report
     except StartError:
         raise
     except FrontendError as error:
