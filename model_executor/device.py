@@ -52,9 +52,14 @@ def describe(device: torch.device) -> str:
     return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
 
 
+def thread_count(threads: int | None) -> int:
+    """How many threads compute; None: one for each core this process may run on."""
+    return threads or len(os.sched_getaffinity(0))
+
+
 def use_threads(threads: int | None) -> int:
-    """Set how many threads torch computes with; None: one for each core this process may run on."""
-    count = threads or len(os.sched_getaffinity(0))
+    """Set how many threads torch computes with; see thread_count."""
+    count = thread_count(threads)
     torch.set_num_threads(count)
     return count
 

@@ -9,6 +9,7 @@ ExecutorError
 │   ├── LayersRefused           a choice of layers that the model does not have
 │   ├── DeviceUnavailable       the device that was asked for is not there, or cannot compute in the dtype
 │   ├── MemoryTooSmall          the KV pool that fits is smaller than what the options ask for
+│   ├── NativeUnavailable       the compiled library is missing or cannot run here
 │   └── NoKernel                no registered kernel serves an operator of the model
 ├── PlanInvalid                 a step plan that contradicts the executor's state
 └── ToolMisused                 a flag or a value of a tool's command line
@@ -116,6 +117,21 @@ class LayersRefused(ModelRefused):
     def __init__(self, given: Sequence[int] | str, reason: str) -> None:
         super().__init__(f"layers: {given if isinstance(given, str) else list(given)}: {reason}")
         self.given = given if isinstance(given, str) else tuple(given)
+
+
+class NativeUnavailable(ModelRefused):
+    """The compiled library is missing or cannot run here; torch can compute instead.
+
+    Args:
+        field: what is wanted of it.
+        given: what there is.
+        why: one clause.
+    """
+
+    def __init__(self, field: str, given: object, why: str) -> None:
+        super().__init__(f"{field}: {given}: {why}")
+        self.field = field
+        self.given = given
 
 
 class DeviceUnavailable(ModelRefused):

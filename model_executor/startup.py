@@ -23,15 +23,17 @@ from model_executor.device import (
     describe,
     free_memory,
     resolve_device,
+    thread_count,
     use_threads,
 )
-from model_executor.errors import ConfigRefused
+from model_executor.errors import ConfigRefused, NativeUnavailable
 from model_executor.graph_choice import choose_graphs
 from model_executor.kv_cache import KVCache, LayerShape, group_layers
 from model_executor.marks import MarkedTable, mark_model
 from model_executor.memory import GroupNeeds, PoolNeeds, size_pools
 from model_executor.models.decoder import Decoder, build_model
 from model_executor.models.spec import ModelSpec, resolve_dtype
+from model_executor.native.library import Native, load_native
 from model_executor.profiler import ProfiledRunner, StepProfiler
 from model_executor.runner import Runner
 from model_executor.slots import SlotLimits, Slots
@@ -121,8 +123,8 @@ def bring_up(
     plan = choose_layers(spec, config.model)
     planned = time.monotonic()
     profiler = _profiler(config, device)
-    table = table or (KernelTable() if profiler is None else MarkedTable())
-    model = build_model(spec, plan, chooser(table, dtype, device, config.cache.block_size), dtype, device)
+    table = table or (KernelTable if profiler is None else MarkedTable)(native=_native(config, device))
+    model = build_model(spec, plan, chooser(table, dtype, device, config.cache.block_size))
     built = time.monotonic()
     report = _load(config, model, spec, plan, progress)
     # The loader announces the end of the planning and the whole of the reading, and measures both.
@@ -131,6 +133,8 @@ def bring_up(
     clock.seconds["load"] = report.seconds["read"]
     for line in load_table(report):
         log.info("%s", line)
+    with clock.phase("pack"):
+        model.pack()
     with clock.phase("kv_cache"):
         groups, cache = _cache(config, spec, plan, dtype, device)
         slots = Slots(_limits(config, spec, cache), device)
@@ -192,6 +196,17 @@ def _warm_up(runner: Runner, profiler: StepProfiler | None, clock: PhaseClock, p
     runner.warm_up()
     clock.seconds["warm_run"] = time.monotonic() - began
     return refused
+
+
+def _native(config: EngineConfig, device: torch.device) -> Native | None:
+    """The library of native kernels; without one torch computes, which is several times slower."""
+    if device.type != "cpu":
+        return None
+    try:
+        return load_native(thread_count(config.executor.cpu_threads))
+    except NativeUnavailable as error:
+        log.warning("no native kernels, torch computes instead: %s", error)
+        return None
 
 
 def _profiler(config: EngineConfig, device: torch.device) -> StepProfiler | None:

@@ -6,8 +6,9 @@ from typing import Literal
 
 from msgspec import Struct
 
-Phase = Literal["start", "plan", "load", "kv_cache", "warm_up", "capture", "build", "warm_run"]
-"""Parts of a start that do not overlap. warm_up: the first run of a step; warm_run: the same step once more."""
+Phase = Literal["start", "plan", "load", "kv_cache", "warm_up", "capture", "build", "warm_run", "pack"]
+"""Parts of a start that do not overlap. pack: weights take the form that their kernels read.
+warm_up: the first run of a step; warm_run: the same step once more."""
 
 PageCacheState = Literal["cold", "partly", "warm", "unknown"]
 

@@ -12,9 +12,17 @@ from model_executor.attention import mla, mla_absorbed, torch_matmul, torch_ref,
 from model_executor.attention.mla import LatentAppendKernel, LatentKernels, MlaKernel, MlaProblem, MlaSpec
 from model_executor.attention.spec import AppendKernel, AttentionKernel, AttentionProblem, KernelSpec
 from model_executor.errors import NoKernel
+from model_executor.layers import norm
 from model_executor.layers.attention import LayerKernels
 from model_executor.layers.experts import GROUPED_SPEC, LOOP_SPEC, ExpertsKernel, ExpertsProblem, ExpertsSpec
-from model_executor.models.spec import AttentionSpec, MlpSpec
+from model_executor.layers.heads import SEPARATE_SPEC, HeadsKernel, HeadsProblem, HeadsSpec
+from model_executor.layers.linear import UNPACKED_SPEC, Linear, LinearKernel, LinearProblem, LinearSpec
+from model_executor.layers.norm import NormKernel, NormKernelSpec, NormProblem, RmsNorm
+from model_executor.models.spec import Activation, AttentionSpec, MlpSpec, NormSpec
+from model_executor.native.attention import fused_heads, paged_attention
+from model_executor.native.library import Native
+from model_executor.native.linear import packed_linear
+from model_executor.native.norm import native_norm
 
 K = TypeVar("K")
 P = TypeVar("P")
@@ -32,6 +40,9 @@ KV_APPEND: tuple[KernelSpec[AppendKernel], ...] = (triton_append.SPEC, torch_ref
 MLA_ATTENTION: tuple[MlaSpec[MlaKernel], ...] = (mla_absorbed.SPEC, mla.SPEC)
 LATENT_APPEND: tuple[MlaSpec[LatentAppendKernel], ...] = (mla.APPEND_SPEC,)
 EXPERTS: tuple[ExpertsSpec, ...] = (GROUPED_SPEC, LOOP_SPEC)
+LINEAR: tuple[LinearSpec, ...] = (UNPACKED_SPEC,)
+NORM: tuple[NormKernelSpec, ...] = (norm.TORCH_SPEC,)
+HEADS: tuple[HeadsSpec, ...] = (SEPARATE_SPEC,)
 
 
 class Candidate(Protocol[ProblemT, KernelT]):
@@ -61,6 +72,7 @@ class KernelTable:
         mla_attention: candidates for "mla_attention".
         latent_append: candidates for "kv_append" of a cache of latents.
         experts: candidates for "experts".
+        native: the library whose kernels stand before the others; None: there is none.
     """
 
     def __init__(
@@ -70,8 +82,15 @@ class KernelTable:
         mla_attention: Sequence[MlaSpec[MlaKernel]] = MLA_ATTENTION,
         latent_append: Sequence[MlaSpec[LatentAppendKernel]] = LATENT_APPEND,
         experts: Sequence[ExpertsSpec] = EXPERTS,
+        native: Native | None = None,
     ) -> None:
         self._attention = attention
+        self._linear, self._norm, self._heads = LINEAR, NORM, HEADS
+        if native is not None:
+            self._attention = (paged_attention(native), *attention)
+            self._linear = (packed_linear(native), *LINEAR)
+            self._norm = (native_norm(native), *NORM)
+            self._heads = (fused_heads(native), *HEADS)
         self._kv_append = kv_append
         self._mla_attention = mla_attention
         self._latent_append = latent_append
@@ -81,6 +100,9 @@ class KernelTable:
         self._mla_kernels: dict[MlaProblem, MlaKernel] = {}
         self._latent_append_kernels: dict[MlaProblem, LatentAppendKernel] = {}
         self._experts_kernels: dict[ExpertsProblem, ExpertsKernel] = {}
+        self._linear_kernels: dict[LinearProblem, LinearKernel] = {}
+        self._norm_kernels: dict[NormProblem, NormKernel] = {}
+        self._heads_kernels: dict[HeadsProblem, HeadsKernel | None] = {}
         self._choices: list[KernelChoice] = []
 
     def attention(self, problem: AttentionProblem) -> AttentionKernel:
@@ -123,6 +145,30 @@ class KernelTable:
         """
         return self._choose("experts", problem, self._experts, self._experts_kernels)
 
+    def linear(self, problem: LinearProblem) -> LinearKernel:
+        """The kernel for a linear map.
+
+        Raises:
+            NoKernel: every candidate refuses.
+        """
+        return self._choose("linear", problem, self._linear, self._linear_kernels)
+
+    def norm(self, problem: NormProblem) -> NormKernel:
+        """The kernel for a norm.
+
+        Raises:
+            NoKernel: every candidate refuses.
+        """
+        return self._choose("norm", problem, self._norm, self._norm_kernels)
+
+    def heads(self, problem: HeadsProblem) -> HeadsKernel | None:
+        """The kernel for all between projection and attention; None: it is done step by step.
+
+        Raises:
+            NoKernel: every candidate refuses.
+        """
+        return self._choose("heads", problem, self._heads, self._heads_kernels)
+
     def explain(self) -> list[KernelChoice]:
         """Each choice made so far, with the reasons against the other candidates, in the order of choosing."""
         return list(self._choices)
@@ -150,16 +196,16 @@ class Chooser:
     """
 
     def __init__(self, table: KernelTable, dtype: torch.dtype, device: torch.device, block_size: int) -> None:
+        self.dtype = dtype
+        self.device = device
         self._table = table
-        self._dtype = dtype
-        self._device = device.type
         self._block_size = block_size
 
     def __call__(self, spec: AttentionSpec) -> LayerKernels:
         """The kernels of grouped attention."""
         problem = AttentionProblem(
-            device=self._device,
-            dtype=self._dtype,
+            device=self.device.type,
+            dtype=self.dtype,
             num_heads=spec.num_heads,
             num_kv_heads=spec.num_kv_heads,
             head_dim=spec.head_dim,
@@ -168,15 +214,25 @@ class Chooser:
             window=spec.window,
             soft_cap=spec.soft_cap,
         )
-        return LayerKernels(attention=self._table.attention(problem), kv_append=self._table.kv_append(problem))
+        before = HeadsProblem(
+            device=self.device.type,
+            dtype=self.dtype,
+            num_heads=spec.num_heads,
+            num_kv_heads=spec.num_kv_heads,
+            head_dim=spec.head_dim,
+            rope=None if spec.rope is None else spec.rope.name,
+            qk_norm=spec.qk_norm is not None,
+        )
+        attention, heads = self._table.attention(problem), self._table.heads(before)
+        return LayerKernels(attention, None if heads else self._table.kv_append(problem), heads)
 
     def latent(self, spec: AttentionSpec) -> LatentKernels:
         """The kernels of latent attention."""
         latent = spec.latent
         assert latent is not None
         problem = MlaProblem(
-            device=self._device,
-            dtype=self._dtype,
+            device=self.device.type,
+            dtype=self.dtype,
             num_heads=spec.num_heads,
             kv_rank=latent.kv_rank,
             nope_dim=latent.nope_dim,
@@ -191,14 +247,24 @@ class Chooser:
         """The kernel of a mixture of experts."""
         assert spec.moe is not None
         problem = ExpertsProblem(
-            device=self._device,
-            dtype=self._dtype,
+            device=self.device.type,
+            dtype=self.dtype,
             num_experts=spec.moe.routing.num_experts,
             hidden_size=hidden_size,
             intermediate_size=spec.intermediate_size,
             activation=spec.activation,
         )
         return self._table.experts(problem)
+
+    def linear(self, inputs: int, outputs: int, *, bias: bool, gate: Activation | None = None) -> Linear:
+        """A linear map; see LinearProblem."""
+        kernel = self._table.linear(LinearProblem(self.device.type, self.dtype, inputs, outputs, bias, gate))
+        return Linear(inputs, outputs, bias=bias, dtype=self.dtype, device=self.device, gate=gate, kernel=kernel)
+
+    def norm(self, spec: NormSpec, size: int) -> RmsNorm:
+        """A norm over a last axis of this size."""
+        kernel = self._table.norm(NormProblem(self.device.type, self.dtype, size, spec.offset, spec.eps))
+        return RmsNorm(size, spec, self.dtype, self.device, kernel)
 
 
 def chooser(table: KernelTable, dtype: torch.dtype, device: torch.device, block_size: int) -> Chooser:

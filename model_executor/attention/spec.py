@@ -85,6 +85,7 @@ class Limits:
         head_dims: smallest and largest head_dim; head_dim_multiple: which it must divide by.
         block_sizes: smallest and largest block_size.
         window, soft_cap: whether it can.
+        other: what else it cannot do about a problem.
     """
 
     devices: frozenset[str] | None = None
@@ -94,6 +95,7 @@ class Limits:
     block_sizes: tuple[int, int] | None = None
     window: bool = True
     soft_cap: bool = True
+    other: Callable[[AttentionProblem], str | None] = lambda _: None
 
     def reject(self, problem: AttentionProblem) -> tuple[str, ...]:
         """Why these limits exclude the problem; empty when they do not."""
@@ -110,6 +112,8 @@ class Limits:
             reasons.append(f"window {problem.window}: has no sliding window")
         if problem.soft_cap is not None and not self.soft_cap:
             reasons.append(f"soft_cap {problem.soft_cap:g}: has no soft cap")
+        if reason := self.other(problem):
+            reasons.append(reason)
         return tuple(reasons)
 
 

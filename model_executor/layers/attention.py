@@ -13,10 +13,11 @@ from model_executor.attention.spec import AppendKernel, AttentionKernel
 from model_executor.batch import BatchInputs
 from model_executor.kv_cache import LayerCache
 from model_executor.layers.experts import ExpertsKernel
+from model_executor.layers.heads import HeadsKernel
 from model_executor.layers.linear import Linear
-from model_executor.layers.norm import QueryKeyNorm
+from model_executor.layers.norm import QueryKeyNorm, RmsNorm
 from model_executor.layers.rotary import Rotation
-from model_executor.models.spec import AttentionSpec, MlpSpec
+from model_executor.models.spec import Activation, AttentionSpec, MlpSpec, NormSpec
 
 
 @dataclass(frozen=True)
@@ -25,15 +26,27 @@ class LayerKernels:
 
     Attributes:
         attention: reads the cache.
-        kv_append: writes it.
+        kv_append: writes it; None: `heads` does.
+        heads: does all between projection and attention, the append included; None: the layer does it step by step.
     """
 
     attention: AttentionKernel
-    kv_append: AppendKernel
+    kv_append: AppendKernel | None
+    heads: HeadsKernel | None = None
 
 
 class KernelChooser(Protocol):
-    """Gives the parts of a block their kernels."""
+    """Gives the parts of a block their kernels, and makes the parts that need nothing else."""
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of weights and activations."""
+        ...
+
+    @property
+    def device(self) -> torch.device:
+        """Where they live."""
+        ...
 
     def __call__(self, spec: AttentionSpec) -> LayerKernels:
         """The kernels of grouped attention."""
@@ -47,6 +60,14 @@ class KernelChooser(Protocol):
         """The kernel of a mixture of experts."""
         ...
 
+    def linear(self, inputs: int, outputs: int, *, bias: bool, gate: Activation | None = None) -> Linear:
+        """A linear map; see LinearProblem."""
+        ...
+
+    def norm(self, spec: NormSpec, size: int) -> RmsNorm:
+        """A norm over a last axis of this size."""
+        ...
+
 
 class GroupedAttention(nn.Module):
     """Queries, keys and values in one projection, norm of heads, rotation, cache, attention, output projection.
@@ -55,33 +76,34 @@ class GroupedAttention(nn.Module):
         spec: heads, scale, window, biases, norm.
         hidden_size: width of input and output.
         choose: gives the kernels for this spec.
-        dtype, device: of the weights.
     """
 
-    def __init__(
-        self,
-        spec: AttentionSpec,
-        hidden_size: int,
-        choose: KernelChooser,
-        dtype: torch.dtype,
-        device: torch.device,
-    ) -> None:
+    def __init__(self, spec: AttentionSpec, hidden_size: int, choose: KernelChooser) -> None:
         super().__init__()
         self.spec = spec
         width = (spec.num_heads + 2 * spec.num_kv_heads) * spec.head_dim
-        self.qkv = Linear(hidden_size, width, bias=spec.qkv_bias, dtype=dtype, device=device)
-        self.output = Linear(
-            spec.num_heads * spec.head_dim, hidden_size, bias=spec.output_bias, dtype=dtype, device=device
-        )
+        self.qkv = choose.linear(hidden_size, width, bias=spec.qkv_bias)
+        self.output = choose.linear(spec.num_heads * spec.head_dim, hidden_size, bias=spec.output_bias)
         self.qk_norm: QueryKeyNorm | None = None
         if spec.qk_norm is not None:
-            self.qk_norm = QueryKeyNorm(spec.num_heads, spec.num_kv_heads, spec.head_dim, spec.qk_norm, dtype, device)
+            self.qk_norm = QueryKeyNorm(spec, spec.qk_norm, choose.dtype, choose.device)
         self.kernels = choose(spec)
 
     def forward(self, hidden: Tensor, rotation: Rotation | None, cache: LayerCache, batch: BatchInputs) -> Tensor:
         """hidden [T, hidden_size] to [T, hidden_size]; appends the batch's keys and values to the cache first."""
+        if self.kernels.heads is not None:
+            query = self.kernels.heads.forward(self.qkv(hidden), rotation, self.qk_norm, cache, batch)
+        else:
+            query = self._heads(self.qkv(hidden), rotation, cache, batch)
+        attended = self.kernels.attention.forward(query, cache, batch)
+        out: Tensor = self.output(attended.reshape(hidden.shape[0], -1))
+        return out
+
+    def _heads(self, projected: Tensor, rotation: Rotation | None, cache: LayerCache, batch: BatchInputs) -> Tensor:
+        """Operator "heads", step by step."""
         spec = self.spec
-        heads = self.qkv(hidden).view(hidden.shape[0], -1, spec.head_dim)
+        assert self.kernels.kv_append is not None
+        heads = projected.view(projected.shape[0], -1, spec.head_dim)
         rotated, value = torch.split(heads, [spec.num_heads + spec.num_kv_heads, spec.num_kv_heads], dim=1)
         if self.qk_norm is not None:
             rotated = self.qk_norm(rotated)
@@ -89,6 +111,4 @@ class GroupedAttention(nn.Module):
             rotated = rotation.apply(rotated)
         query, key = torch.split(rotated, [spec.num_heads, spec.num_kv_heads], dim=1)
         self.kernels.kv_append.forward(key, value, cache, batch.slot_mapping)
-        attended = self.kernels.attention.forward(query, cache, batch)
-        out: Tensor = self.output(attended.reshape(hidden.shape[0], -1))
-        return out
+        return query

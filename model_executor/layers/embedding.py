@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from model_executor.layers.linear import Linear, frozen_parameter
+from model_executor.layers.linear import LinearKernel, Product, frozen_parameter
 
 
 class Embedding(nn.Module):
@@ -31,25 +31,30 @@ class Embedding(nn.Module):
         return rows if self.scale == 1.0 else rows * self.scale
 
 
-class Head(Linear):
-    """A head with a weight of its own."""
-
-    def __init__(self, hidden_size: int, vocab_size: int, dtype: torch.dtype, device: torch.device) -> None:
-        super().__init__(hidden_size, vocab_size, bias=False, dtype=dtype, device=device)
-
-
 class TiedHead(nn.Module):
-    """A head that scores with the embedding's rows; it holds no memory of its own.
+    """A head that scores with the embedding's rows; unless a kernel packs them it holds no memory of its own.
 
     Args:
         embedding: the table.
+        kernel: see Linear.
     """
 
-    def __init__(self, embedding: Embedding) -> None:
+    def __init__(self, embedding: Embedding, kernel: LinearKernel | None = None) -> None:
         super().__init__()
         # Behind a tuple, so that the table is a parameter of one module only.
         self._embedding = (embedding,)
+        self.kernel = kernel
+        self.product: Product | None = None
+
+    def pack(self) -> None:
+        """See Linear; the table itself stays."""
+        if self.kernel is not None:
+            self.product = self.kernel.pack(self._embedding[0].weight.t(), None)
+        if self.product is not None:
+            self.register_buffer("packed", self.product.packed, persistent=False)
 
     def forward(self, hidden: Tensor) -> Tensor:
         """[S, hidden_size] to [S, vocab_size]."""
+        if self.product is not None:
+            return self.product(hidden)
         return functional.linear(hidden, self._embedding[0].weight)

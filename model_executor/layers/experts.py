@@ -6,15 +6,15 @@ groups are read.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final, Protocol, TypeAlias
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from model_executor.layers.activation import ACTIVATIONS
+from model_executor.layers.operator import OperatorSpec
 from model_executor.models.spec import Activation
 
 
@@ -117,48 +117,17 @@ class GroupedProduct:
         return F.grouped_mm(self._activate(gate) * up, weights.down, offs=ends)
 
 
-@dataclass(frozen=True)
-class ExpertsSpec:
-    """One kernel of the registry.
-
-    Attributes:
-        name: in reports.
-        factory: makes the kernel for a problem that the spec does not reject.
-        devices, dtypes: it runs on and in; None: all.
-        width_multiple: that both widths must divide by.
-        available: why it cannot be used in this process at all; None when it can.
-    """
-
-    name: str
-    factory: Callable[[ExpertsProblem], ExpertsKernel]
-    devices: frozenset[str] | None = None
-    dtypes: frozenset[torch.dtype] | None = None
-    width_multiple: int = 1
-    available: Callable[[], str | None] = lambda: None
-
-    def reject(self, problem: ExpertsProblem) -> tuple[str, ...]:
-        """Why this kernel does not serve the problem; empty when it does."""
-        reasons = []
-        if self.devices is not None and problem.device not in self.devices:
-            reasons.append(f"device {problem.device}: runs on {', '.join(sorted(self.devices))}")
-        if self.dtypes is not None and problem.dtype not in self.dtypes:
-            reasons.append(f"dtype {problem.dtype}: takes {', '.join(sorted(map(str, self.dtypes)))}")
-        widths = {"hidden_size": problem.hidden_size, "intermediate_size": problem.intermediate_size}
-        odd = {name: width for name, width in widths.items() if width % self.width_multiple}
-        reasons += [f"{name} {width}: no multiple of {self.width_multiple}" for name, width in odd.items()]
-        if not reasons and (reason := self.available()):
-            reasons.append(reason)
-        return tuple(reasons)
+def _grouped_limits(problem: ExpertsProblem) -> str | None:
+    # Rows of the operands must begin at multiples of 16 bytes.
+    widths = {"hidden_size": problem.hidden_size, "intermediate_size": problem.intermediate_size}
+    odd = [f"{name} {width}: no multiple of 8" for name, width in widths.items() if width % 8]
+    if odd:
+        return ", ".join(odd)
+    return None if torch.cuda.get_device_capability() >= (8, 0) else "compute capability below 8.0"
 
 
-def _capability() -> str | None:
-    if torch.cuda.get_device_capability() >= (8, 0):
-        return None
-    return "compute capability below 8.0"
-
-
-LOOP_SPEC: Final = ExpertsSpec("expert_loop", ExpertLoop)
-# Rows of the operands must begin at multiples of 16 bytes.
-GROUPED_SPEC: Final = ExpertsSpec(
-    "grouped_mm", GroupedProduct, frozenset(("cuda",)), frozenset((torch.bfloat16,)), 8, _capability
+ExpertsSpec: TypeAlias = OperatorSpec[ExpertsProblem, ExpertsKernel]
+LOOP_SPEC: Final[ExpertsSpec] = OperatorSpec("expert_loop", ExpertLoop)
+GROUPED_SPEC: Final[ExpertsSpec] = OperatorSpec(
+    "grouped_mm", GroupedProduct, frozenset(("cuda",)), frozenset((torch.bfloat16,)), _grouped_limits
 )

@@ -9,7 +9,6 @@ from model_executor.batch import BatchInputs
 from model_executor.kv_cache import LayerCache
 from model_executor.layers.attention import KernelChooser
 from model_executor.layers.linear import Linear
-from model_executor.layers.norm import make_norm
 from model_executor.layers.rotary import Rotation
 from model_executor.models.spec import AttentionSpec, NormSpec
 
@@ -21,7 +20,6 @@ class LatentAttention(nn.Module):
         spec: of kind "mla".
         hidden_size: width of input and output.
         choose: gives the kernels for this spec.
-        dtype, device: of the weights.
     """
 
     def __init__(
@@ -29,8 +27,6 @@ class LatentAttention(nn.Module):
         spec: AttentionSpec,
         hidden_size: int,
         choose: KernelChooser,
-        dtype: torch.dtype,
-        device: torch.device,
     ) -> None:
         super().__init__()
         assert spec.latent is not None
@@ -39,14 +35,15 @@ class LatentAttention(nn.Module):
         self.latent = latent
         self.query: nn.Module
         if latent.query_rank is None:
-            self.query = FullQueries(spec, hidden_size, dtype, device)
+            self.query = FullQueries(spec, hidden_size, choose)
         else:
-            self.query = LatentQueries(spec, latent.query_rank, latent.norm, hidden_size, dtype, device)
-        self.down = Linear(hidden_size, latent.width, bias=spec.qkv_bias, dtype=dtype, device=device)
-        self.norm = make_norm(latent.norm, latent.kv_rank, dtype, device)
+            self.query = LatentQueries(spec, latent.query_rank, latent.norm, hidden_size, choose)
+        self.down = choose.linear(hidden_size, latent.width, bias=spec.qkv_bias)
+        self.norm = choose.norm(latent.norm, latent.kv_rank)
         made = heads * (latent.nope_dim + latent.value_dim)
-        self.up = Linear(latent.kv_rank, made, bias=False, dtype=dtype, device=device)
-        self.output = Linear(heads * latent.value_dim, hidden_size, bias=spec.output_bias, dtype=dtype, device=device)
+        # The attention kernel takes the weight itself.
+        self.up = Linear(latent.kv_rank, made, bias=False, dtype=choose.dtype, device=choose.device)
+        self.output = choose.linear(heads * latent.value_dim, hidden_size, bias=spec.output_bias)
         self.kernels = choose.latent(spec)
 
     def forward(self, hidden: Tensor, rotation: Rotation | None, cache: LayerCache, batch: BatchInputs) -> Tensor:
@@ -74,13 +71,13 @@ class FullQueries(nn.Module):
     Args:
         spec: of the attention.
         hidden_size: width of the input.
-        dtype, device: of the weights.
+        choose: makes the projections.
     """
 
-    def __init__(self, spec: AttentionSpec, hidden_size: int, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(self, spec: AttentionSpec, hidden_size: int, choose: KernelChooser) -> None:
         super().__init__()
         self._shape = (spec.num_heads, spec.head_dim)
-        self.full = Linear(hidden_size, spec.num_heads * spec.head_dim, bias=False, dtype=dtype, device=device)
+        self.full = choose.linear(hidden_size, spec.num_heads * spec.head_dim, bias=False)
 
     def forward(self, hidden: Tensor) -> Tensor:
         """[T, hidden_size] to [T, num_heads, head_dim]."""
@@ -96,23 +93,15 @@ class LatentQueries(nn.Module):
         rank: width of the latent.
         norm: of the latent.
         hidden_size: width of the input.
-        dtype, device: of the weights.
+        choose: makes the projections.
     """
 
-    def __init__(
-        self,
-        spec: AttentionSpec,
-        rank: int,
-        norm: NormSpec,
-        hidden_size: int,
-        dtype: torch.dtype,
-        device: torch.device,
-    ) -> None:
+    def __init__(self, spec: AttentionSpec, rank: int, norm: NormSpec, hidden_size: int, choose: KernelChooser) -> None:
         super().__init__()
         self._shape = (spec.num_heads, spec.head_dim)
-        self.down = Linear(hidden_size, rank, bias=spec.qkv_bias, dtype=dtype, device=device)
-        self.norm = make_norm(norm, rank, dtype, device)
-        self.up = Linear(rank, spec.num_heads * spec.head_dim, bias=False, dtype=dtype, device=device)
+        self.down = choose.linear(hidden_size, rank, bias=spec.qkv_bias)
+        self.norm = choose.norm(norm, rank)
+        self.up = choose.linear(rank, spec.num_heads * spec.head_dim, bias=False)
 
     def forward(self, hidden: Tensor) -> Tensor:
         """[T, hidden_size] to [T, num_heads, head_dim]."""

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor, nn
 
-from model_executor.layers.activation import ACTIVATIONS
-from model_executor.layers.linear import Linear
+from model_executor.layers.attention import KernelChooser
 from model_executor.models.spec import MlpSpec
 
 
@@ -16,18 +14,16 @@ class GatedMlp(nn.Module):
     Args:
         spec: width, activation, bias.
         hidden_size: width of input and output.
-        dtype, device: of the weights.
+        choose: makes the projections.
     """
 
-    def __init__(self, spec: MlpSpec, hidden_size: int, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(self, spec: MlpSpec, hidden_size: int, choose: KernelChooser) -> None:
         super().__init__()
         width = spec.intermediate_size
-        self.gate_up = Linear(hidden_size, 2 * width, bias=spec.bias, dtype=dtype, device=device)
-        self.down = Linear(width, hidden_size, bias=spec.bias, dtype=dtype, device=device)
-        self.activate = ACTIVATIONS[spec.activation]
+        self.gate_up = choose.linear(hidden_size, 2 * width, bias=spec.bias, gate=spec.activation)
+        self.down = choose.linear(width, hidden_size, bias=spec.bias)
 
     def forward(self, hidden: Tensor) -> Tensor:
         """[T, hidden_size] to [T, hidden_size]."""
-        gate, up = self.gate_up(hidden).chunk(2, dim=-1)
-        out: Tensor = self.down(self.activate(gate) * up)
+        out: Tensor = self.down(self.gate_up(hidden))
         return out

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from model_executor.layers.attention import KernelChooser
-from model_executor.layers.experts import ExpertsKernel, ExpertWeights
+from model_executor.layers.experts import ExpertWeights
 from model_executor.layers.linear import frozen_parameter
 from model_executor.layers.mlp import GatedMlp
 from model_executor.layers.routing import Router, Routing
@@ -20,24 +20,15 @@ class Experts(nn.Module):
         num_experts: of the layer.
         spec: width and activation of an expert.
         hidden_size: width of input and output.
-        kernel: computes them.
-        dtype, device: of the weights.
+        choose: gives the kernel.
     """
 
-    def __init__(
-        self,
-        num_experts: int,
-        spec: MlpSpec,
-        hidden_size: int,
-        kernel: ExpertsKernel,
-        dtype: torch.dtype,
-        device: torch.device,
-    ) -> None:
+    def __init__(self, num_experts: int, spec: MlpSpec, hidden_size: int, choose: KernelChooser) -> None:
         super().__init__()
         width = spec.intermediate_size
-        self.gate_up = frozen_parameter((num_experts, hidden_size, 2 * width), dtype, device)
-        self.down = frozen_parameter((num_experts, width, hidden_size), dtype, device)
-        self.kernel = kernel
+        self.gate_up = frozen_parameter((num_experts, hidden_size, 2 * width), choose.dtype, choose.device)
+        self.down = frozen_parameter((num_experts, width, hidden_size), choose.dtype, choose.device)
+        self.kernel = choose.experts(spec, hidden_size)
 
     def forward(self, hidden: Tensor, routing: Routing) -> Tensor:
         """The weighted sum of each token's experts: hidden [T, hidden_size] to the same.
@@ -62,23 +53,19 @@ class MoeMlp(nn.Module):
     Args:
         spec: of kind "moe".
         hidden_size: width of input and output.
-        choose: gives the kernel.
-        dtype, device: of the weights.
+        choose: gives the kernels.
     """
 
-    def __init__(
-        self, spec: MlpSpec, hidden_size: int, choose: KernelChooser, dtype: torch.dtype, device: torch.device
-    ) -> None:
+    def __init__(self, spec: MlpSpec, hidden_size: int, choose: KernelChooser) -> None:
         super().__init__()
         assert spec.moe is not None
         routing = spec.moe.routing
-        self.router = Router(routing, hidden_size, dtype, device)
-        kernel = choose.experts(spec, hidden_size)
-        self.experts = Experts(routing.num_experts, spec, hidden_size, kernel, dtype, device)
+        self.router = Router(routing, hidden_size, choose.dtype, choose.device)
+        self.experts = Experts(routing.num_experts, spec, hidden_size, choose)
         self.shared: GatedMlp | None = None
         if spec.moe.shared_size:
             shared = MlpSpec(spec.moe.shared_size, spec.activation, spec.bias)
-            self.shared = GatedMlp(shared, hidden_size, dtype, device)
+            self.shared = GatedMlp(shared, hidden_size, choose)
 
     def forward(self, hidden: Tensor) -> Tensor:
         """[T, hidden_size] to [T, hidden_size]."""

@@ -1,67 +1,110 @@
-"""Root-mean-square norm (Zhang and Sennrich, 2019)."""
+"""Operator "norm": root-mean-square norm (Zhang and Sennrich, 2019)."""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, Protocol, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
 from model_executor.layers.linear import frozen_parameter
-from model_executor.models.spec import NormSpec
+from model_executor.layers.operator import OperatorSpec
+from model_executor.models.spec import AttentionSpec, NormSpec
+
+
+@dataclass(frozen=True)
+class NormProblem:
+    """x / sqrt(mean(x ** 2) + eps) * weight over the last axis, with 1 + weight for weight if `offset`.
+
+    Attributes:
+        device: "cpu" or "cuda".
+        dtype: of input, weight and output.
+        size: of the last axis.
+        offset, eps: see NormSpec.
+    """
+
+    device: str
+    dtype: torch.dtype
+    size: int
+    offset: bool
+    eps: float
+
+    def __str__(self) -> str:
+        scale = "1 + weight" if self.offset else "weight"
+        return (
+            f"{self.device} {str(self.dtype).removeprefix('torch.')} {self.size}, scaled by {scale}, eps {self.eps:g}"
+        )
+
+
+class NormKernel(Protocol):
+    """Operator "norm"."""
+
+    def forward(self, x: Tensor, weight: Tensor) -> Tensor:
+        """[..., size] to [..., size], in x's dtype."""
+        ...
+
+
+class TorchNorm:
+    """Mean and division run in float32 whatever the dtype. Without an offset the product with the weight runs in the
+    dtype; with one (Gemma) all of it runs in float32 and is rounded once.
+
+    Args:
+        problem: what to compute.
+    """
+
+    def __init__(self, problem: NormProblem) -> None:
+        self._problem = problem
+
+    def forward(self, x: Tensor, weight: Tensor) -> Tensor:
+        """See NormKernel."""
+        unit = unit_rms(x, self._problem.eps)
+        if self._problem.offset:
+            return (unit * (1.0 + weight.float())).to(x.dtype)
+        return weight * unit.to(x.dtype)
+
+
+NormKernelSpec: TypeAlias = OperatorSpec[NormProblem, NormKernel]
+TORCH_SPEC: Final[NormKernelSpec] = OperatorSpec("torch_norm", TorchNorm)
 
 
 class RmsNorm(nn.Module):
-    """x / sqrt(mean(x ** 2) + eps) * weight over the last axis.
-
-    The mean and the division run in float32 whatever the dtype; the product with the weight runs in the dtype.
+    """The norm of a last axis.
 
     Args:
         size: length of the last axis.
-        eps: added to the mean square.
+        spec: of the norm.
         dtype, device: of the weight.
+        kernel: computes it; None: torch.
     """
 
-    def __init__(self, size: int, eps: float, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self, size: int, spec: NormSpec, dtype: torch.dtype, device: torch.device, kernel: NormKernel | None = None
+    ) -> None:
         super().__init__()
         self.weight = frozen_parameter((size,), dtype, device)
-        self.eps = eps
+        self.kernel = kernel or TorchNorm(NormProblem(device.type, dtype, size, spec.offset, spec.eps))
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., size] to [..., size], in x's dtype."""
-        return self.weight * unit_rms(x, self.eps).to(x.dtype)
-
-
-class OffsetRmsNorm(RmsNorm):
-    """x / sqrt(mean(x ** 2) + eps) * (1 + weight), all of it in float32 and rounded once (Gemma)."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        """[..., size] to [..., size], in x's dtype."""
-        return (unit_rms(x, self.eps) * (1.0 + self.weight.float())).to(x.dtype)
+        return self.kernel.forward(x, self.weight)
 
 
 class QueryKeyNorm(nn.Module):
     """The norm of each head of queries and of keys, with one weight for all query heads and one for all key heads.
 
     Args:
-        num_heads, num_kv_heads: of queries and of keys.
-        head_dim: elements of a head.
+        heads: how many there are, and of which size.
         spec: of the norm.
         dtype, device: of the weight, whose first half belongs to the queries.
     """
 
     head_kind: Tensor
 
-    def __init__(
-        self,
-        num_heads: int,
-        num_kv_heads: int,
-        head_dim: int,
-        spec: NormSpec,
-        dtype: torch.dtype,
-        device: torch.device,
-    ) -> None:
+    def __init__(self, heads: AttentionSpec, spec: NormSpec, dtype: torch.dtype, device: torch.device) -> None:
         super().__init__()
-        self.weight = frozen_parameter((2 * head_dim,), dtype, device)
-        kinds = torch.tensor([0] * num_heads + [1] * num_kv_heads, device=device)
+        self.weight = frozen_parameter((2 * heads.head_dim,), dtype, device)
+        kinds = torch.tensor([0] * heads.num_heads + [1] * heads.num_kv_heads, device=device)
         self.register_buffer("head_kind", kinds, persistent=False)
         self.spec = spec
 
@@ -72,11 +115,6 @@ class QueryKeyNorm(nn.Module):
         if self.spec.offset:
             return (unit * (1.0 + weight.float())).to(heads.dtype)
         return weight * unit.to(heads.dtype)
-
-
-def make_norm(spec: NormSpec, size: int, dtype: torch.dtype, device: torch.device) -> RmsNorm:
-    """The norm over a last axis of this size."""
-    return (OffsetRmsNorm if spec.offset else RmsNorm)(size, spec.eps, dtype, device)
 
 
 def unit_rms(x: Tensor, eps: float) -> Tensor:

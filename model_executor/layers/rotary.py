@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from functools import cached_property
 from typing import Final
 
 import torch
@@ -20,12 +21,24 @@ class Rotation:
     """The rotation at the positions of one batch.
 
     Args:
-        cos, sin: [T, rotary_dim / 2].
+        cos_table, sin_table: [positions, rotary_dim / 2].
+        positions: int64 [T].
     """
 
-    def __init__(self, cos: Tensor, sin: Tensor) -> None:
-        self.cos = cos.unsqueeze(1)
-        self.sin = sin.unsqueeze(1)
+    def __init__(self, cos_table: Tensor, sin_table: Tensor, positions: Tensor) -> None:
+        self.cos_table = cos_table
+        self.sin_table = sin_table
+        self._positions = positions
+
+    @cached_property
+    def cos(self) -> Tensor:
+        """[T, 1, rotary_dim / 2]."""
+        return self.cos_table[self._positions].unsqueeze(1)
+
+    @cached_property
+    def sin(self) -> Tensor:
+        """[T, 1, rotary_dim / 2]."""
+        return self.sin_table[self._positions].unsqueeze(1)
 
     def apply(self, heads: Tensor) -> Tensor:
         """Rotate the leading rotary_dim elements of each head; [T, heads, head_dim] to the same."""
@@ -61,7 +74,7 @@ class Rotary(nn.Module):
 
     def forward(self, positions: Tensor) -> Rotation:
         """The rotation at positions int64 [T]."""
-        return Rotation(self.cos[positions], self.sin[positions])
+        return Rotation(self.cos, self.sin, positions)
 
 
 def frequencies(spec: RopeSpec) -> Tensor:

@@ -12,13 +12,13 @@ import torch
 from torch import Tensor, nn
 
 from model_executor.layers.attention import GroupedAttention, KernelChooser
-from model_executor.layers.embedding import Embedding, Head, TiedHead
+from model_executor.layers.embedding import Embedding, TiedHead
+from model_executor.layers.linear import Linear
 from model_executor.layers.mla import LatentAttention
 from model_executor.layers.mlp import GatedMlp
 from model_executor.layers.moe import Experts, MoeMlp
-from model_executor.layers.norm import make_norm
 from model_executor.layers.rotary import Rotary, Rotation
-from model_executor.models.spec import LayerSpec, MlpSpec, ModelSpec, RopeSpec
+from model_executor.models.spec import LayerSpec, ModelSpec, RopeSpec
 
 if TYPE_CHECKING:
     from model_executor.batch import BatchInputs
@@ -26,15 +26,8 @@ if TYPE_CHECKING:
     from model_executor.weights.layer_plan import LayerPlan
 
 
-def _gated_mlp(
-    spec: MlpSpec, hidden_size: int, choose: KernelChooser, dtype: torch.dtype, device: torch.device
-) -> GatedMlp:
-    del choose  # its products are torch's own
-    return GatedMlp(spec, hidden_size, dtype, device)
-
-
 ATTENTION = {"grouped": GroupedAttention, "mla": LatentAttention}
-MLP = {"gated": _gated_mlp, "moe": MoeMlp}
+MLP = {"gated": GatedMlp, "moe": MoeMlp}
 
 
 class Block(nn.Module):
@@ -43,18 +36,15 @@ class Block(nn.Module):
     Args:
         spec: of the layer.
         hidden_size: width of the residual stream.
-        choose: gives the attention kernels.
-        dtype, device: of the weights.
+        choose: gives the kernels.
     """
 
-    def __init__(
-        self, spec: LayerSpec, hidden_size: int, choose: KernelChooser, dtype: torch.dtype, device: torch.device
-    ) -> None:
+    def __init__(self, spec: LayerSpec, hidden_size: int, choose: KernelChooser) -> None:
         super().__init__()
-        self.attention_norm = make_norm(spec.norm, hidden_size, dtype, device)
-        self.attention = ATTENTION[spec.attention.kind](spec.attention, hidden_size, choose, dtype, device)
-        self.mlp_norm = make_norm(spec.norm, hidden_size, dtype, device)
-        self.mlp = MLP[spec.mlp.kind](spec.mlp, hidden_size, choose, dtype, device)
+        self.attention_norm = choose.norm(spec.norm, hidden_size)
+        self.attention = ATTENTION[spec.attention.kind](spec.attention, hidden_size, choose)
+        self.mlp_norm = choose.norm(spec.norm, hidden_size)
+        self.mlp = MLP[spec.mlp.kind](spec.mlp, hidden_size, choose)
 
     def forward(self, hidden: Tensor, rotation: Rotation | None, cache: LayerCache, batch: BatchInputs) -> Tensor:
         """The residual stream [T, hidden_size] before the block to the one after it."""
@@ -67,15 +57,13 @@ class SandwichBlock(Block):
     """Norm, attention, norm, sum; norm, feed-forward, norm, sum.
 
     Args:
-        spec, hidden_size, choose, dtype, device: as of Block.
+        spec, hidden_size, choose: as of Block.
     """
 
-    def __init__(
-        self, spec: LayerSpec, hidden_size: int, choose: KernelChooser, dtype: torch.dtype, device: torch.device
-    ) -> None:
-        super().__init__(spec, hidden_size, choose, dtype, device)
-        self.attention_out_norm = make_norm(spec.norm, hidden_size, dtype, device)
-        self.mlp_out_norm = make_norm(spec.norm, hidden_size, dtype, device)
+    def __init__(self, spec: LayerSpec, hidden_size: int, choose: KernelChooser) -> None:
+        super().__init__(spec, hidden_size, choose)
+        self.attention_out_norm = choose.norm(spec.norm, hidden_size)
+        self.mlp_out_norm = choose.norm(spec.norm, hidden_size)
 
     def forward(self, hidden: Tensor, rotation: Rotation | None, cache: LayerCache, batch: BatchInputs) -> Tensor:
         """See Block."""
@@ -91,28 +79,19 @@ class Decoder(nn.Module):
     Args:
         spec: of the model.
         layers: what runs, in runtime order.
-        choose: gives the attention kernels.
-        dtype, device: of weights and activations.
+        choose: gives the kernels, and says in which dtype and where the weights are.
     """
 
-    def __init__(
-        self,
-        spec: ModelSpec,
-        layers: tuple[LayerSpec, ...],
-        choose: KernelChooser,
-        dtype: torch.dtype,
-        device: torch.device,
-    ) -> None:
+    def __init__(self, spec: ModelSpec, layers: tuple[LayerSpec, ...], choose: KernelChooser) -> None:
         super().__init__()
+        dtype, device = choose.dtype, choose.device
         self.embedding = Embedding(spec.vocab_size, spec.hidden_size, dtype, device, spec.embedding_scale)
-        self.blocks = nn.ModuleList(_block(layer, spec.hidden_size, choose, dtype, device) for layer in layers)
-        self.norm = make_norm(spec.norm, spec.hidden_size, dtype, device)
+        self.blocks = nn.ModuleList(_block(layer, spec.hidden_size, choose) for layer in layers)
+        self.norm = choose.norm(spec.norm, spec.hidden_size)
         self.final_soft_cap = spec.final_soft_cap
-        self.head: nn.Module
+        self.head: Linear | TiedHead = choose.linear(spec.hidden_size, spec.vocab_size, bias=False)
         if spec.tie:
-            self.head = TiedHead(self.embedding)
-        else:
-            self.head = Head(spec.hidden_size, spec.vocab_size, dtype, device)
+            self.head = TiedHead(self.embedding, self.head.kernel)
         ropes = tuple(dict.fromkeys(layer.attention.rope for layer in layers))
         self.rotaries = nn.ModuleList(_rotary(rope, spec.max_model_len, dtype, device) for rope in ropes)
         self.rotary_of_block = tuple(ropes.index(layer.attention.rope) for layer in layers)
@@ -144,7 +123,20 @@ class Decoder(nn.Module):
     def untie(self) -> None:
         """Give the head a weight of its own, still to be loaded."""
         table = self.embedding.weight
-        self.head = Head(table.shape[1], table.shape[0], table.dtype, table.device)
+        self.head = Linear(
+            table.shape[1],
+            table.shape[0],
+            bias=False,
+            dtype=table.dtype,
+            device=table.device,
+            kernel=self.head.kernel,
+        )
+
+    def pack(self) -> None:
+        """Give the loaded weights to the kernels that keep them in a form of their own."""
+        for module in self.modules():
+            if isinstance(module, Linear | TiedHead):
+                module.pack()
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Scores of the next token: [S, hidden_size] to float32 [S, vocab_size]."""
@@ -154,23 +146,19 @@ class Decoder(nn.Module):
         return torch.tanh(scores / self.final_soft_cap) * self.final_soft_cap
 
 
-def build_model(
-    spec: ModelSpec, plan: LayerPlan, choose: KernelChooser, dtype: torch.dtype, device: torch.device
-) -> Decoder:
+def build_model(spec: ModelSpec, plan: LayerPlan, choose: KernelChooser) -> Decoder:
     """Build the decoder with room for its weights, which weights/load.py or weights/dummy.py fill.
 
     Args:
         spec: of the model.
         plan: the blocks to build.
-        choose: gives the attention kernels for a layer's AttentionSpec.
-        dtype: of weights and activations.
-        device: where they live.
+        choose: gives the kernels, and says in which dtype and where the weights are.
     """
-    return Decoder(spec, plan.layers(spec), choose, dtype, device).eval()
+    return Decoder(spec, plan.layers(spec), choose).eval()
 
 
-def _block(spec: LayerSpec, hidden_size: int, choose: KernelChooser, dtype: torch.dtype, device: torch.device) -> Block:
-    return (SandwichBlock if spec.sandwich else Block)(spec, hidden_size, choose, dtype, device)
+def _block(spec: LayerSpec, hidden_size: int, choose: KernelChooser) -> Block:
+    return (SandwichBlock if spec.sandwich else Block)(spec, hidden_size, choose)
 
 
 def _rotary(rope: RopeSpec | None, length: int, dtype: torch.dtype, device: torch.device) -> nn.Module:

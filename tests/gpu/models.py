@@ -97,7 +97,7 @@ def make(
     Linear maps keep the variance of what they are given, as dummy weights do.
     """
     spec = sizes.spec()
-    decoder = Decoder(spec, spec.layers, chooser(table(), dtype, device, block_size), dtype, device).eval()
+    decoder = Decoder(spec, spec.layers, chooser(table(), dtype, device, block_size)).eval()
     generator = torch.Generator(device).manual_seed(seed)
     for parameter in decoder.parameters():
         if parameter.ndim == 1:

@@ -103,7 +103,7 @@ def build(
     """The model of a folder, its weights not yet loaded."""
     spec = read_spec(folder, ModelOptions(**options))
     choose = chooser(KernelTable(), dtype, CPU, BLOCK_SIZE)
-    return spec, build_model(spec, plan_layers(spec, layers), choose, dtype, CPU)
+    return spec, build_model(spec, plan_layers(spec, layers), choose)
 
 
 def load(

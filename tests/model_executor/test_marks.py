@@ -29,7 +29,7 @@ MODELS = ("llama", "gemma2", "qwen3", "qwen3-moe", "deepseek-v3")
 def marked(folder: Path) -> Loaded:
     spec = read_spec(folder, ModelOptions())
     plan = plan_layers(spec)
-    model = build_model(spec, plan, chooser(MarkedTable(), torch.float32, CPU, BLOCK_SIZE), torch.float32, CPU)
+    model = build_model(spec, plan, chooser(MarkedTable(), torch.float32, CPU, BLOCK_SIZE))
     report = load_weights(model, spec, plan, folder, silent)
     mark_model(model, plan)
     return Loaded(spec, plan, model, report)
@@ -59,7 +59,7 @@ def test_kernels_are_marked_with_their_names(folder: Path) -> None:
     plain = KernelTable()
     spec = read_spec(folder, ModelOptions())
     for each in (table, plain):
-        build_model(spec, plan_layers(spec), chooser(each, torch.float32, CPU, BLOCK_SIZE), torch.float32, CPU)
+        build_model(spec, plan_layers(spec), chooser(each, torch.float32, CPU, BLOCK_SIZE))
     assert table.explain() == plain.explain()
     loaded = marked(folder)
     with profile(activities=[ProfilerActivity.CPU]) as seen:

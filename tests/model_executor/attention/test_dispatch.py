@@ -56,5 +56,6 @@ def test_layers_get_the_kernels_of_their_spec() -> None:
     problem = "cpu float32 6/2 heads of 16, blocks of 32, window 5"
     assert [(choice.operator, choice.problem) for choice in table.explain()] == [
         ("attention", problem),
+        ("heads", "cpu float32 6/2 heads of 16, no rotation"),
         ("kv_append", problem),
     ]

@@ -63,7 +63,7 @@ def test_attention_equals_dense(
 ) -> None:
     spec = AttentionSpec(4, kv_heads, 4, 0.3, rope, window, soft_cap, qkv_bias=bias, output_bias=bias, qk_norm=qk_norm)
     choose = chooser(KernelTable(), torch.float32, CPU, BLOCK_SIZE)
-    layer = GroupedAttention(spec, HIDDEN, choose, torch.float32, CPU)
+    layer = GroupedAttention(spec, HIDDEN, choose)
     generator = torch.Generator().manual_seed(0)
     for parameter in layer.parameters():
         parameter.data.normal_(generator=generator)

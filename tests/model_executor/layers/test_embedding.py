@@ -3,7 +3,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from model_executor.layers.embedding import Embedding, Head, TiedHead
+from model_executor.layers.embedding import Embedding, TiedHead
+from model_executor.layers.linear import Linear
 from tests.model_executor.engine import CPU
 
 
@@ -29,7 +30,7 @@ def test_tied_head_scores_with_the_rows() -> None:
 
 def test_heads_agree() -> None:
     embedding = table()
-    own = Head(2, 3, torch.float32, CPU)
+    own = Linear(2, 3, bias=False, dtype=torch.float32, device=CPU)
     own.weight.copy_(embedding.weight.t())
     hidden = torch.tensor([[1.0, 10.0], [-1.0, 0.5]])
     assert torch.equal(own(hidden), TiedHead(embedding)(hidden))

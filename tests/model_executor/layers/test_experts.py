@@ -13,10 +13,10 @@ from model_executor.layers.experts import (
     LOOP_SPEC,
     ExpertLoop,
     ExpertsProblem,
-    ExpertsSpec,
     ExpertWeights,
     GroupedProduct,
 )
+from model_executor.layers.operator import OperatorSpec
 
 HIDDEN, WIDTH = 16, 8
 
@@ -61,6 +61,6 @@ def test_each_limit_is_named() -> None:
     odd = GROUPED_SPEC.reject(problem("cuda", torch.bfloat16, 12))
     assert odd == ("intermediate_size 12: no multiple of 8",)
     assert LOOP_SPEC.reject(problem("cuda", torch.bfloat16, 12)) == ()
-    broken = ExpertsSpec("broken", ExpertLoop, available=lambda: "not here")
+    broken = OperatorSpec("broken", ExpertLoop, other=lambda _: "not here")
     with pytest.raises(NoKernel, match=r"experts of cpu .*broken: not here"):
         KernelTable(experts=(broken,)).experts(problem())

@@ -23,7 +23,7 @@ SPEC = MlpSpec(8, "silu", kind="moe", moe=MoeSpec(ROUTING))
 
 def make(spec: MlpSpec, dtype: torch.dtype = torch.float32) -> MoeMlp:
     """A layer with random weights."""
-    layer = MoeMlp(spec, HIDDEN, chooser(KernelTable(), dtype, CPU, BLOCK_SIZE), dtype, CPU)
+    layer = MoeMlp(spec, HIDDEN, chooser(KernelTable(), dtype, CPU, BLOCK_SIZE))
     generator = torch.Generator().manual_seed(0)
     for parameter in layer.parameters():
         parameter.data.copy_(torch.randn(parameter.shape, generator=generator) * 0.4)

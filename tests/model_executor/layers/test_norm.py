@@ -3,20 +3,20 @@ from __future__ import annotations
 import pytest
 import torch
 
-from model_executor.layers.norm import OffsetRmsNorm, QueryKeyNorm, RmsNorm, make_norm
-from model_executor.models.spec import NormSpec
+from model_executor.layers.norm import QueryKeyNorm, RmsNorm
+from model_executor.models.spec import AttentionSpec, NormSpec
 from tests.model_executor.engine import CPU
 
 
 def test_norm_by_hand() -> None:
-    norm = RmsNorm(2, 0.0, torch.float32, CPU)
+    norm = RmsNorm(2, NormSpec(0.0), torch.float32, CPU)
     norm.weight.copy_(torch.tensor([1.0, 2.0]))
     # mean square of (3, 4) is 12.5
     torch.testing.assert_close(norm(torch.tensor([3.0, 4.0])), torch.tensor([3.0, 8.0]) / 12.5**0.5)
 
 
 def test_eps_keeps_zero_finite() -> None:
-    norm = RmsNorm(4, 1e-6, torch.float32, CPU)
+    norm = RmsNorm(4, NormSpec(1e-6), torch.float32, CPU)
     norm.weight.fill_(1)
     assert torch.equal(norm(torch.zeros(3, 4)), torch.zeros(3, 4))
 
@@ -27,7 +27,7 @@ def test_norm_equals_transformers(dtype: torch.dtype) -> None:
 
     generator = torch.Generator().manual_seed(0)
     theirs = LlamaRMSNorm(64, eps=1e-5).to(dtype)
-    ours = RmsNorm(64, 1e-5, dtype, CPU)
+    ours = RmsNorm(64, NormSpec(1e-5), dtype, CPU)
     with torch.no_grad():
         theirs.weight.copy_(torch.randn(64, generator=generator))
         ours.weight.copy_(theirs.weight)
@@ -37,15 +37,9 @@ def test_norm_equals_transformers(dtype: torch.dtype) -> None:
 
 
 def test_offset_norm_by_hand() -> None:
-    norm = make_norm(NormSpec(0.0, offset=True), 2, torch.float32, CPU)
+    norm = RmsNorm(2, NormSpec(0.0, offset=True), torch.float32, CPU)
     norm.weight.copy_(torch.tensor([0.0, 1.0]))
     torch.testing.assert_close(norm(torch.tensor([3.0, 4.0])), torch.tensor([3.0, 8.0]) / 12.5**0.5)
-
-
-def test_make_norm_follows_the_spec() -> None:
-    assert type(make_norm(NormSpec(1e-6), 4, torch.float32, CPU)) is RmsNorm
-    made = make_norm(NormSpec(0.25, offset=True), 4, torch.float32, CPU)
-    assert (type(made), made.eps) == (OffsetRmsNorm, 0.25)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
@@ -54,7 +48,7 @@ def test_offset_norm_equals_transformers(dtype: torch.dtype) -> None:
 
     generator = torch.Generator().manual_seed(0)
     theirs = Gemma3RMSNorm(64, eps=1e-5).to(dtype)
-    ours = OffsetRmsNorm(64, 1e-5, dtype, CPU)
+    ours = RmsNorm(64, NormSpec(1e-5, offset=True), dtype, CPU)
     with torch.no_grad():
         theirs.weight.copy_(torch.randn(64, generator=generator))
         ours.weight.copy_(theirs.weight)
@@ -68,12 +62,12 @@ def test_query_key_norm_is_the_norm_of_each_head(dtype: torch.dtype, offset: boo
     """Three query heads share the first half of the weight, two key heads the second."""
     spec = NormSpec(1e-5, offset=offset)
     generator = torch.Generator().manual_seed(0)
-    both = QueryKeyNorm(3, 2, 8, spec, dtype, CPU)
+    both = QueryKeyNorm(AttentionSpec(3, 2, 8, 1.0, None), spec, dtype, CPU)
     both.weight.copy_(torch.randn(16, generator=generator))
     heads = torch.randn(7, 5, 8, generator=generator).to(dtype)
     parts = []
     for weight, part in ((both.weight[:8], heads[:, :3]), (both.weight[8:], heads[:, 3:])):
-        single = make_norm(spec, 8, dtype, CPU)
+        single = RmsNorm(8, spec, dtype, CPU)
         single.weight.copy_(weight)
         parts.append(single(part))
     assert torch.equal(both(heads), torch.cat(parts, dim=1))

@@ -24,7 +24,7 @@ def test_rotation_by_hand() -> None:
     """A quarter turn takes (1, 0) to (0, 1); pairs lie half a head apart."""
     quarter = torch.tensor([[math.pi / 2, 0.0]])
     heads = torch.tensor([[[1.0, 2.0, 0.0, 3.0, 9.0]]])
-    out = Rotation(quarter.cos(), quarter.sin()).apply(heads)
+    out = Rotation(quarter.cos(), quarter.sin(), torch.tensor([0])).apply(heads)
     torch.testing.assert_close(out, torch.tensor([[[0.0, 2.0, 1.0, 3.0, 9.0]]]))
 
 

@@ -1,0 +1,382 @@
+/* Causal attention over the paged cache, softmax in one pass (Milakov and Gimelshein, 2018; Dao et al., 2022).
+ *
+ * Keys are taken in tiles of 32 neighbouring positions that begin at multiples of 32, tiles in parts of PART positions.
+ * Within a part a query's sums run on from tile to tile; the parts of a query are joined in rising order at the end. So
+ * what a query gets depends on its position and the keys alone: not on the other queries of the step, nor on how the
+ * prompt was cut. A tile that a query sees nothing of changes none of its bits. */
+#include <math.h>
+#include <stdbool.h>
+
+#include "pool.h"
+#include "vector.h"
+
+#define TILE 32
+#define PART 1024
+/* Most query rows (queries times the heads of a KV head) of an item. */
+#define MAX_ROWS 48
+/* Query rows whose scores are kept in registers at once, and whose sums of values are. */
+#if defined(__AVX512F__)
+#define SCORE_ROWS 12
+#define VALUE_ROWS 6
+#define VALUE_VECTORS 4
+#else
+#define SCORE_ROWS 3
+#define VALUE_ROWS 3
+#define VALUE_VECTORS 2
+#endif
+
+typedef struct {
+    long heads, kv_heads, head_dim, block_size;
+    long window; /* 0: none */
+    float scale;
+    float soft_cap; /* 0: none */
+} Attention;
+
+typedef struct {
+    const float *query;  /* [T, heads, head_dim], tokens query_stride apart */
+    long query_stride;
+    float *out;          /* [T, heads, head_dim], contiguous */
+    const float *key;    /* [blocks, block_size, kv_heads, head_dim] */
+    const float *value;
+    long rows;
+    const int64_t *query_start; /* [rows + 1] */
+    const int64_t *contexts;    /* [rows] tokens in the cache, this step's included */
+    const int64_t *tables;      /* [rows, blocks of the longest], rows table_stride apart */
+    long table_stride;
+} Step;
+
+/* Some queries of a row, one KV head, one part or all of them. */
+typedef struct {
+    long row;
+    long token, queries; /* index into T of the first */
+    long position;       /* of the first query */
+    long kv_head;
+    long first, last;    /* parts */
+    float *kept;         /* where the state of the one part goes; NULL: the item is finished here */
+} Item;
+
+/* The state of a query row: greatest score, sum of exponentials by lane, weighted values. */
+typedef struct {
+    float best[MAX_ROWS];
+    vf total[MAX_ROWS];
+    float *values; /* [rows, head_dim] */
+} State;
+
+typedef struct {
+    const Attention *attention;
+    const Step *step;
+    Pool *pool;
+    const Item *items;
+    bool failed;
+} Run;
+
+static const float *row_at(const float *cache, const Attention *a, const int64_t *table, long position, long kv_head) {
+    long slot = table[position / a->block_size] * a->block_size + position % a->block_size;
+    return cache + (slot * a->kv_heads + kv_head) * a->head_dim;
+}
+
+/* Where the rows of a tile lie. What is beyond the context repeats the last one: it is finite, and masked. */
+static void find_rows(const float *cache, const Attention *a, const int64_t *table, long first, long context,
+                      long kv_head, const float *rows[TILE]) {
+    for (long j = 0; j < TILE; j++) {
+        long position = first + j < context ? first + j : context - 1;
+        rows[j] = row_at(cache, a, table, position, kv_head);
+    }
+}
+
+/* Keys of a tile to [head_dim, 32]. */
+static void turn_keys(const float *const rows[TILE], long head_dim, float *turned) {
+    for (long d = 0; d < head_dim; d += LANES)
+        for (int half = 0; half < TILE; half += LANES) {
+            vf t[LANES];
+            for (int j = 0; j < LANES; j++) t[j] = load(rows[half + j] + d);
+            transpose(t);
+            for (int i = 0; i < LANES; i++) store(turned + (d + i) * TILE + half, t[i]);
+        }
+}
+
+/* Scores of some query rows against a tile: query [head_dim, rows of the item], turned keys, to [row, 32]. */
+INLINE void score_rows(const int rows, const float *query, long stride, long head_dim, const float *turned,
+                       float *scores) {
+    vf low[SCORE_ROWS], high[SCORE_ROWS];
+#pragma GCC unroll 12
+    for (int r = 0; r < rows; r++) low[r] = high[r] = (vf){0};
+    for (long d = 0; d < head_dim; d++, query += stride) {
+        vf a = load(turned + d * TILE), b = load(turned + d * TILE + LANES);
+#pragma GCC unroll 12
+        for (int r = 0; r < rows; r++) {
+            low[r] += query[r] * a;
+            high[r] += query[r] * b;
+        }
+    }
+#pragma GCC unroll 12
+    for (int r = 0; r < rows; r++) {
+        store(scores + r * TILE, low[r]);
+        store(scores + r * TILE + LANES, high[r]);
+    }
+}
+
+static void score(long rows, const float *query, long head_dim, const float *turned, float *scores) {
+    for (long r = 0; r < rows;) {
+        const float *from = query + r;
+        float *to = scores + r * TILE;
+        switch (rows - r) {
+        case 1: score_rows(1, from, rows, head_dim, turned, to); r += 1; break;
+        case 2: score_rows(2, from, rows, head_dim, turned, to); r += 2; break;
+#if defined(__AVX512F__)
+        case 3: score_rows(3, from, rows, head_dim, turned, to); r += 3; break;
+        case 4: case 5: score_rows(4, from, rows, head_dim, turned, to); r += 4; break;
+        case 6: case 7: score_rows(6, from, rows, head_dim, turned, to); r += 6; break;
+        case 8: case 9: case 10: case 11: score_rows(8, from, rows, head_dim, turned, to); r += 8; break;
+#endif
+        default: score_rows(SCORE_ROWS, from, rows, head_dim, turned, to); r += SCORE_ROWS; break;
+        }
+    }
+}
+
+/* values[r] += sum over the tile's keys j of weight[r, j] * rows[j], for `vectors` vectors from element d on. */
+INLINE void weigh_rows(const int rows, const int vectors, const float *weight, const float *const value[TILE],
+                       long d, float *values, long head_dim) {
+    vf sums[VALUE_ROWS * VALUE_VECTORS];
+#pragma GCC unroll 6
+    for (int r = 0; r < rows; r++)
+#pragma GCC unroll 4
+        for (int v = 0; v < vectors; v++) sums[r * VALUE_VECTORS + v] = load(values + r * head_dim + d + v * LANES);
+    for (long j = 0; j < TILE; j++) {
+        vf x[VALUE_VECTORS];
+#pragma GCC unroll 4
+        for (int v = 0; v < vectors; v++) x[v] = load(value[j] + d + v * LANES);
+#pragma GCC unroll 6
+        for (int r = 0; r < rows; r++)
+#pragma GCC unroll 4
+            for (int v = 0; v < vectors; v++) sums[r * VALUE_VECTORS + v] += weight[r * TILE + j] * x[v];
+    }
+#pragma GCC unroll 6
+    for (int r = 0; r < rows; r++)
+#pragma GCC unroll 4
+        for (int v = 0; v < vectors; v++) store(values + r * head_dim + d + v * LANES, sums[r * VALUE_VECTORS + v]);
+}
+
+INLINE void weigh_width(const int vectors, long rows, const float *weight, const float *const value[TILE], long d,
+                        float *values, long head_dim) {
+    for (long r = 0; r < rows;) {
+        const float *from = weight + r * TILE;
+        float *to = values + r * head_dim;
+        switch (rows - r) {
+        case 1: weigh_rows(1, vectors, from, value, d, to, head_dim); r += 1; break;
+        case 2: weigh_rows(2, vectors, from, value, d, to, head_dim); r += 2; break;
+#if defined(__AVX512F__)
+        case 3: case 5: weigh_rows(3, vectors, from, value, d, to, head_dim); r += 3; break;
+        case 4: weigh_rows(4, vectors, from, value, d, to, head_dim); r += 4; break;
+#endif
+        default: weigh_rows(VALUE_ROWS, vectors, from, value, d, to, head_dim); r += VALUE_ROWS; break;
+        }
+    }
+}
+
+static void weigh(long rows, const float *weight, const float *const value[TILE], float *values, long head_dim) {
+    long d = 0;
+    for (; d + VALUE_VECTORS * LANES <= head_dim; d += VALUE_VECTORS * LANES)
+        weigh_width(VALUE_VECTORS, rows, weight, value, d, values, head_dim);
+    for (; d < head_dim; d += LANES) weigh_width(1, rows, weight, value, d, values, head_dim);
+}
+
+INLINE vf shape_score(const Attention *a, vf score) {
+    score *= a->scale;
+    if (a->soft_cap != 0.0f) score = a->soft_cap * hyperbolic_tangent(score / a->soft_cap);
+    return score;
+}
+
+/* Turn the scores of one query row into weights, and its state to the new greatest score. */
+static void soften(const Attention *a, State *state, long r, long position, long first, float *scores) {
+    const vi lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    const vf never = all(-INFINITY);
+    vi low_at = lane + (int32_t)(first - position), high_at = low_at + LANES;
+    vi low_seen = low_at <= 0, high_seen = high_at <= 0;
+    if (a->window) {
+        low_seen &= low_at > (int32_t)-a->window;
+        high_seen &= high_at > (int32_t)-a->window;
+    }
+    vf low = pick(low_seen, shape_score(a, load(scores)), never);
+    vf high = pick(high_seen, shape_score(a, load(scores + LANES)), never);
+    const float top = largest(larger(low, high)), best = state->best[r];
+    if (top > best) {
+        /* The exponential of minus infinity is not zero here, but then the state is zero. */
+        vf shrink = exponential(all(best - top));
+        state->best[r] = top;
+        state->total[r] *= shrink;
+        float *values = state->values + r * a->head_dim;
+        for (long d = 0; d < a->head_dim; d += LANES) store(values + d, load(values + d) * shrink);
+    }
+    const float base = state->best[r] == -INFINITY ? 0.0f : state->best[r];
+    low = pick(low_seen, exponential(low - base), (vf){0});
+    high = pick(high_seen, exponential(high - base), (vf){0});
+    state->total[r] += low;
+    state->total[r] += high;
+    store(scores, low);
+    store(scores + LANES, high);
+}
+
+static void clear(State *state, long rows, long head_dim) {
+    for (long r = 0; r < rows; r++) {
+        state->best[r] = -INFINITY;
+        state->total[r] = (vf){0};
+    }
+    memset(state->values, 0, rows * head_dim * sizeof(float));
+}
+
+/* One part of an item's keys into a cleared state. */
+static void attend_part(const Run *run, const Item *item, long part, const float *query, float *turned, float *scores,
+                        State *state) {
+    const Attention *a = run->attention;
+    const Step *step = run->step;
+    const long group = a->heads / a->kv_heads, rows = item->queries * group;
+    const int64_t *table = step->tables + item->row * step->table_stride;
+    const long context = step->contexts[item->row], seen = item->position + item->queries;
+    long first = part * PART, last = first + PART < seen ? first + PART : seen;
+    if (a->window && item->position - a->window + 1 > first) first = (item->position - a->window + 1) / TILE * TILE;
+    for (long at = first; at < last; at += TILE) {
+        const float *at_rows[TILE];
+        find_rows(step->key, a, table, at, context, item->kv_head, at_rows);
+        turn_keys(at_rows, a->head_dim, turned);
+        score(rows, query, a->head_dim, turned, scores);
+        for (long r = 0; r < rows; r++) soften(a, state, r, item->position + r / group, at, scores + r * TILE);
+        find_rows(step->value, a, table, at, context, item->kv_head, at_rows);
+        weigh(rows, scores, at_rows, state->values, a->head_dim);
+    }
+}
+
+/* Join the state of the next part of a query row to that of all parts before. */
+static void join(float *best, float *total, float *values, float next_best, float next_total, const float *next,
+                 long head_dim) {
+    const float top = next_best > *best ? next_best : *best;
+    if (top == -INFINITY) return;
+    const vf mine = exponential(all(*best - top)), theirs = exponential(all(next_best - top));
+    *total = *total * mine[0] + next_total * theirs[0];
+    for (long d = 0; d < head_dim; d += LANES) store(values + d, load(values + d) * mine + load(next + d) * theirs);
+    *best = top;
+}
+
+static void write_out(const Run *run, const Item *item, long r, float total, const float *values) {
+    const Attention *a = run->attention;
+    const long group = a->heads / a->kv_heads;
+    const long token = item->token + r / group, head = item->kv_head * group + r % group;
+    float *to = run->step->out + (token * a->heads + head) * a->head_dim;
+    for (long d = 0; d < a->head_dim; d += LANES) store(to + d, load(values + d) / total);
+}
+
+/* The queries of an item, [head_dim, rows]. */
+static void turn_queries(const Run *run, const Item *item, float *turned) {
+    const Attention *a = run->attention;
+    const long group = a->heads / a->kv_heads, rows = item->queries * group;
+    for (long r = 0; r < rows; r++) {
+        const float *from = run->step->query + (item->token + r / group) * run->step->query_stride +
+                            (item->kv_head * group + r % group) * a->head_dim;
+        for (long d = 0; d < a->head_dim; d++) turned[d * rows + r] = from[d];
+    }
+}
+
+static long state_floats(long rows, long head_dim) { return rows * (head_dim + 2); }
+
+static void attend(void *context, long index, int thread) {
+    Run *run = context;
+    const Item *item = &run->items[index];
+    const Attention *a = run->attention;
+    const long rows = item->queries * (a->heads / a->kv_heads), width = a->head_dim;
+    float *room = pool_scratch(run->pool, thread, (rows * 4 + TILE) * width * 4 + rows * (TILE + 2) * 4);
+    if (!room) {
+        run->failed = true;
+        return;
+    }
+    float *turned = room, *query = turned + TILE * width, *joined = query + rows * width;
+    float *scores = joined + rows * width, *totals = scores + rows * TILE;
+    State state = {.values = totals + 2 * rows};
+    float *best = totals + rows;
+    turn_queries(run, item, query);
+    for (long part = item->first; part < item->last; part++) {
+        clear(&state, rows, width);
+        attend_part(run, item, part, query, turned, scores, &state);
+        for (long r = 0; r < rows; r++) {
+            if (part > item->first) {
+                join(&best[r], &totals[r], joined + r * width, state.best[r], sum(state.total[r]),
+                     state.values + r * width, width);
+                continue;
+            }
+            best[r] = state.best[r];
+            totals[r] = sum(state.total[r]);
+            memcpy(joined + r * width, state.values + r * width, width * sizeof(float));
+        }
+    }
+    if (item->kept) {
+        memcpy(item->kept, joined, rows * width * sizeof(float));
+        memcpy(item->kept + rows * width, totals, rows * sizeof(float));
+        memcpy(item->kept + rows * (width + 1), best, rows * sizeof(float));
+        return;
+    }
+    for (long r = 0; r < rows; r++) write_out(run, item, r, totals[r], joined + r * width);
+}
+
+/* The first part that a query at `position` sees. */
+static long first_part(const Attention *a, long position) {
+    return a->window && position >= a->window ? (position - a->window + 1) / PART : 0;
+}
+
+/* Write the items of one row, or count them when `items` is NULL. A single query of several parts is shared out by
+ * parts: its context is what there is to compute. */
+static long row_items(const Attention *a, const Step *step, long row, Item *items, float **kept) {
+    const long count = step->query_start[row + 1] - step->query_start[row], group = a->heads / a->kv_heads;
+    const long start = step->contexts[row] - count, most = MAX_ROWS / group;
+    long made = 0;
+    for (long done = 0; done < count; done += most) {
+        const long queries = count - done < most ? count - done : most, position = start + done;
+        const long first = first_part(a, position), last = (position + queries - 1) / PART + 1;
+        const bool by_parts = count == 1 && last - first > 1;
+        for (long head = 0; head < a->kv_heads; head++)
+            for (long part = first; part < (by_parts ? last : first + 1); part++, made++) {
+                if (!items) continue;
+                items[made] = (Item){row, step->query_start[row] + done, queries, position, head, part,
+                                     by_parts ? part + 1 : last, by_parts ? *kept : NULL};
+                if (by_parts) *kept += state_floats(group, a->head_dim);
+            }
+    }
+    return made;
+}
+
+/* Join the parts of items that were shared out; neighbours of the same row and head belong together. */
+static void join_items(const Run *run, long count) {
+    const Attention *a = run->attention;
+    const long group = a->heads / a->kv_heads, width = a->head_dim;
+    for (long i = 0; i < count; i++) {
+        const Item *first = &run->items[i];
+        if (!first->kept) continue;
+        float *values = first->kept, *totals = values + group * width, *best = totals + group;
+        for (; i + 1 < count && run->items[i + 1].kept && run->items[i + 1].row == first->row &&
+               run->items[i + 1].kv_head == first->kv_head; i++) {
+            const float *next = run->items[i + 1].kept;
+            for (long r = 0; r < group; r++)
+                join(&best[r], &totals[r], values + r * width, next[group * (width + 1) + r], next[group * width + r],
+                     next + r * width, width);
+        }
+        for (long r = 0; r < group; r++) write_out(run, first, r, totals[r], values + r * width);
+    }
+}
+
+/* Attention of a step's queries; their keys and values are in the cache. Returns 0, or -1 without memory. */
+int attention_run(Pool *pool, const Attention *a, const Step *step) {
+    long count = 0;
+    for (long row = 0; row < step->rows; row++) count += row_items(a, step, row, NULL, NULL);
+    const size_t item_bytes = (count * sizeof(Item) + 63) / 64 * 64;
+    char *room = pool_shared(pool, item_bytes +
+                                       count * state_floats(a->heads / a->kv_heads, a->head_dim) * sizeof(float));
+    if (!room) return -1;
+    Item *items = (Item *)room;
+    float *kept = (float *)(room + item_bytes), *begin = kept;
+    count = 0;
+    /* The longest rows stand last in a step: begun first, none is left over at the end. */
+    for (long row = step->rows - 1; row >= 0; row--) count += row_items(a, step, row, items + count, &kept);
+    Run run = {a, step, pool, items, false};
+    pool_run(pool, attend, &run, count);
+    if (run.failed) return -1;
+    if (kept != begin) join_items(&run, count);
+    return 0;
+}

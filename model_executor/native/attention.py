@@ -1,0 +1,136 @@
+"""Operator "attention" over the paged cache, and operator "heads"."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from model_executor.attention.spec import AttentionKernel, AttentionProblem, KernelSpec, Limits
+from model_executor.batch import BatchInputs
+from model_executor.kv_cache import LayerCache
+from model_executor.layers.heads import HeadsKernel, HeadsProblem, HeadsSpec
+from model_executor.layers.norm import QueryKeyNorm
+from model_executor.layers.operator import OperatorSpec
+from model_executor.layers.rotary import Rotation
+from model_executor.native.library import AttentionStruct, HeadsStruct, Native, StepStruct
+
+LANES: Final = 16
+# Heads of a KV head that an item of attention.c can hold.
+MAX_GROUP: Final = 48
+
+
+class PagedAttention:
+    """Attention whose result for a token does not depend, to the bit, on what else the step computes.
+
+    Args:
+        native: that computes.
+        problem: what to compute.
+    """
+
+    def __init__(self, native: Native, problem: AttentionProblem) -> None:
+        self._native = native
+        self._struct = AttentionStruct(
+            problem.num_heads,
+            problem.num_kv_heads,
+            problem.head_dim,
+            problem.block_size,
+            problem.window or 0,
+            problem.scale,
+            problem.soft_cap or 0.0,
+        )
+
+    def forward(self, query: Tensor, layer_cache: LayerCache, batch: BatchInputs) -> Tensor:
+        """See AttentionKernel."""
+        if query.stride()[1:] != (query.shape[2], 1):
+            query = query.contiguous()
+        out = query.new_empty(query.shape)
+        tables = batch.block_tables
+        step = StepStruct(
+            query.data_ptr(),
+            query.stride(0),
+            out.data_ptr(),
+            layer_cache.key.data_ptr(),
+            layer_cache.value.data_ptr(),
+            tables.shape[0],
+            batch.query_start.data_ptr(),
+            batch.context_lens.data_ptr(),
+            tables.data_ptr(),
+            tables.stride(0),
+        )
+        self._native.attention(self._struct, step)
+        return out
+
+
+class FusedHeads:
+    """Norm of heads, rotation and append in one pass over the projection, which it changes.
+
+    Args:
+        native: that computes.
+        problem: what to compute.
+    """
+
+    def __init__(self, native: Native, problem: HeadsProblem) -> None:
+        self._native = native
+        self._problem = problem
+
+    def forward(
+        self,
+        projected: Tensor,
+        rotation: Rotation | None,
+        norm: QueryKeyNorm | None,
+        cache: LayerCache,
+        batch: BatchInputs,
+    ) -> Tensor:
+        """See HeadsKernel."""
+        problem, size = self._problem, self._problem.head_dim
+        struct = HeadsStruct(
+            projected=projected.data_ptr(),
+            stride=projected.stride(0),
+            tokens=projected.shape[0],
+            heads=problem.num_heads,
+            kv_heads=problem.num_kv_heads,
+            head_dim=size,
+            key=cache.key.data_ptr(),
+            value=cache.value.data_ptr(),
+            slots=batch.slot_mapping.data_ptr(),
+            positions=batch.positions.data_ptr(),
+        )
+        if rotation is not None:
+            struct.turned = 2 * rotation.cos_table.shape[1]
+            struct.cosine, struct.sine = rotation.cos_table.data_ptr(), rotation.sin_table.data_ptr()
+        if norm is not None:
+            struct.query_norm = norm.weight.data_ptr()
+            struct.key_norm = norm.weight.data_ptr() + size * norm.weight.element_size()
+            struct.norm_offset, struct.norm_eps = float(norm.spec.offset), norm.spec.eps
+        self._native.heads(struct)
+        return projected[:, : problem.num_heads * size].view(-1, problem.num_heads, size)
+
+
+def paged_attention(native: Native) -> KernelSpec[AttentionKernel]:
+    """The registry's entry for "attention"."""
+
+    def make(problem: AttentionProblem) -> AttentionKernel:
+        return PagedAttention(native, problem)
+
+    def too_wide(problem: AttentionProblem) -> str | None:
+        group = problem.num_heads // problem.num_kv_heads
+        return f"{group} heads a KV head: takes up to {MAX_GROUP}" if group > MAX_GROUP else None
+
+    limits = Limits(
+        devices=frozenset(("cpu",)),
+        dtypes=frozenset((torch.float32,)),
+        head_dim_multiple=LANES,
+        other=too_wide,
+    )
+    return KernelSpec(f"paged_{native.name}", limits, make)
+
+
+def fused_heads(native: Native) -> HeadsSpec:
+    """The registry's entry for "heads"."""
+
+    def make(problem: HeadsProblem) -> HeadsKernel:
+        return FusedHeads(native, problem)
+
+    return OperatorSpec(f"fused_{native.name}", make, frozenset(("cpu",)), frozenset((torch.float32,)))

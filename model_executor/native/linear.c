@@ -1,0 +1,429 @@
+/* x @ w for a weight that lies in panels of 32 columns: [panel, K, 32].
+ *
+ * Up to 12 rows by 32 columns are kept in registers over all of K, so an element is one chain of fused multiply-adds in
+ * rising k, whatever the number of rows. Few rows take several panels at once, to have enough independent chains. */
+#include "linear.h"
+
+#include <stdbool.h>
+
+#include "vector.h"
+
+#if defined(__F16C__)
+#include <immintrin.h>
+#endif
+
+#define PANEL 32
+/* Most rows of a tile: its sums, two vectors a row, stay in registers. */
+#if defined(__AVX512F__)
+#define MAX_ROWS 12
+#else
+#define MAX_ROWS 3
+#endif
+/* Most panels of a chunk. */
+#define MAX_GROUP 4
+/* From so many rows on the weights are worth a place in the first-level cache: STRETCH rows of a panel, in float32. */
+#define MANY_ROWS 36
+#define STRETCH 256
+/* Blocks of rows that the second-level cache holds beside them. */
+#define BAND_BLOCKS (192 / MAX_ROWS)
+/* Elements of x from which on packing is worth a second thread. */
+#define PARALLEL_PACK 32768
+
+INLINE vf widen_half(const uint16_t *from) {
+#if defined(__AVX512F__)
+    return (vf)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)from));
+#elif defined(__F16C__)
+    union { vf whole; __m256 half[2]; } x;
+    x.half[0] = _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)from));
+    x.half[1] = _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(from + 8)));
+    return x.whole;
+#else
+    vf x;
+    for (int i = 0; i < LANES; i++) {
+        /* The exponent moves from 5 to 8 bits by a product; infinity and NaN do not occur in weights. */
+        uint32_t bits = (uint32_t)(from[i] & 0x7fff) << 13;
+        float magnitude;
+        memcpy(&magnitude, &bits, 4);
+        magnitude *= 0x1p112f;
+        x[i] = from[i] & 0x8000 ? -magnitude : magnitude;
+    }
+    return x;
+#endif
+}
+
+/* Row k of a panel. A bfloat16 panel holds columns c and c + 16 in one word. */
+INLINE void weights(const int kind, const void *panel, long k, vf *low, vf *high) {
+    if (kind == FLOAT32) {
+        *low = load((const float *)panel + k * PANEL);
+        *high = load((const float *)panel + k * PANEL + LANES);
+    } else if (kind == BFLOAT16) {
+        vu words;
+        memcpy(&words, (const uint16_t *)panel + k * PANEL, sizeof words);
+        *low = (vf)(words << 16);
+        *high = (vf)(words & 0xffff0000u);
+    } else {
+        *low = widen_half((const uint16_t *)panel + k * PANEL);
+        *high = widen_half((const uint16_t *)panel + k * PANEL + LANES);
+    }
+}
+
+static long kind_bytes(long kind) { return kind == FLOAT32 ? 4 : 2; }
+
+/* A packed block of rows: [K, rows]. */
+typedef struct {
+    const float *x;
+    long first;
+    int rows;
+} Rows;
+
+typedef struct {
+    const Linear *linear;
+    Pool *pool;
+    const float *x;
+    long x_stride;
+    long rows;
+    long blocks, least, larger; /* the first `larger` blocks hold a row more than `least` */
+    float *packed;
+    float *out;
+    long out_stride;
+    long panels;
+    long group;
+    long bands; /* 0: few rows */
+} Product;
+
+INLINE vf activate(long finish, vf gate) {
+    if (finish == GATED_SILU) return gate / (1.0f + exponential(-gate));
+    vf inner = 0.7978845608f * (gate + 0.044715f * gate * gate * gate);
+    return 0.5f * gate * (1.0f + hyperbolic_tangent(inner));
+}
+
+/* Write columns 0 .. count - 1 of 16. */
+INLINE void store_some(float *to, vf x, long count) {
+    if (count >= LANES) store(to, x);
+    else if (count > 0) memcpy(to, &x, count * sizeof(float));
+}
+
+/* Put one row's 32 sums of a panel where they belong. */
+static void finish(const Product *p, long row, long panel, const float *sums) {
+    const Linear *linear = p->linear;
+    const long column = panel * PANEL;
+    vf low = load(sums), high = load(sums + LANES);
+    if (linear->bias) {
+        low += load(linear->bias + column);
+        high += load(linear->bias + column + LANES);
+    }
+    float *out = p->out + row * p->out_stride;
+    if (linear->finish == PLAIN) {
+        store_some(out + column, low, linear->outputs - column);
+        store_some(out + column + LANES, high, linear->outputs - column - LANES);
+    } else {
+        store_some(out + column / 2, activate(linear->finish, low) * high, linear->outputs / 2 - column / 2);
+    }
+}
+
+/* A stretch of K of neighbouring panels, and where the sums of a block of rows go: panel c's to `to` + 32 c, rows
+ * `to_stride` apart. `from`, if not NULL, holds what one panel's sums go on from: [row, 32]. */
+typedef struct {
+    const char *panels;
+    long panel_bytes;
+    long inputs;
+    const float *from;
+    float *to;
+    long to_stride;
+} Stretch;
+
+INLINE void tile(const int kind, const int rows, const int count, const float *x, const Stretch s, long panel) {
+    vf low[MAX_ROWS * 2], high[MAX_ROWS * 2];
+    const char *panels = s.panels + panel * s.panel_bytes;
+#pragma GCC unroll 24
+    for (int i = 0; i < rows * count; i++) {
+        low[i] = s.from ? load(s.from + i * PANEL) : (vf){0};
+        high[i] = s.from ? load(s.from + i * PANEL + LANES) : (vf){0};
+    }
+    for (long k = 0; k < s.inputs; k++, x += rows) {
+#pragma GCC unroll 4
+        for (int c = 0; c < count; c++) {
+            vf a, b;
+            weights(kind, panels + c * s.panel_bytes, k, &a, &b);
+#pragma GCC unroll 12
+            for (int r = 0; r < rows; r++) {
+                low[c * rows + r] += x[r] * a;
+                high[c * rows + r] += x[r] * b;
+            }
+        }
+    }
+    float *to = s.to + panel * PANEL;
+#pragma GCC unroll 12
+    for (int r = 0; r < rows; r++, to += s.to_stride)
+#pragma GCC unroll 4
+        for (int c = 0; c < count; c++) {
+            store(to + c * PANEL, low[c * rows + r]);
+            store(to + c * PANEL + LANES, high[c * rows + r]);
+        }
+}
+
+/* `count` panels, `at_once` of them in a tile. */
+INLINE void tiles(const int kind, const int rows, const int at_once, const float *x, const Stretch s, long count) {
+    long done = 0;
+    for (; done + at_once <= count; done += at_once) tile(kind, rows, at_once, x, s, done);
+    if (at_once > 1)
+        for (; done < count; done++) tile(kind, rows, 1, x, s, done);
+}
+
+/* Fewer rows take more panels at once. */
+INLINE void by_rows(const int kind, const Rows block, const Stretch s, long count) {
+    switch (block.rows) {
+#if defined(__AVX512F__)
+    case 1: tiles(kind, 1, 4, block.x, s, count); break;
+    case 2: tiles(kind, 2, 4, block.x, s, count); break;
+    case 3: tiles(kind, 3, 3, block.x, s, count); break;
+    case 4: tiles(kind, 4, 3, block.x, s, count); break;
+    case 5: tiles(kind, 5, 2, block.x, s, count); break;
+    case 6: tiles(kind, 6, 2, block.x, s, count); break;
+    case 7: tiles(kind, 7, 1, block.x, s, count); break;
+    case 8: tiles(kind, 8, 1, block.x, s, count); break;
+    case 9: tiles(kind, 9, 1, block.x, s, count); break;
+    case 10: tiles(kind, 10, 1, block.x, s, count); break;
+    case 11: tiles(kind, 11, 1, block.x, s, count); break;
+#else
+    case 1: tiles(kind, 1, 2, block.x, s, count); break;
+    case 2: tiles(kind, 2, 1, block.x, s, count); break;
+#endif
+    default: tiles(kind, MAX_ROWS, 1, block.x, s, count); break;
+    }
+}
+
+static void float32_rows(Rows block, Stretch s, long count) { by_rows(FLOAT32, block, s, count); }
+static void bfloat16_rows(Rows block, Stretch s, long count) { by_rows(BFLOAT16, block, s, count); }
+static void float16_rows(Rows block, Stretch s, long count) { by_rows(FLOAT16, block, s, count); }
+
+/* Whether sums are results as they are. */
+static bool plain(const Linear *linear, long panel, long count) {
+    return linear->finish == PLAIN && !linear->bias && (panel + count) * PANEL <= linear->outputs;
+}
+
+static float *place(const Product *p, long row, long panel) { return p->out + row * p->out_stride + panel * PANEL; }
+
+/* Sums of a block by `count` panels, rows `stride` apart. */
+static void finish_block(const Product *p, Rows block, long panel, long count, const float *sums, long stride) {
+    for (int r = 0; r < block.rows; r++)
+        for (long c = 0; c < count; c++) finish(p, block.first + r, panel + c, sums + r * stride + c * PANEL);
+}
+
+/* Rows are cut into blocks as equal as can be. */
+static Rows block_of(const Product *p, long index) {
+    long first = index * p->least + (index < p->larger ? index : p->larger);
+    int rows = (int)(p->least + (index < p->larger));
+    const float *x = p->packed ? p->packed + first * p->linear->inputs : p->x;
+    return (Rows){x, first, rows};
+}
+
+/* A block of rows, turned to [K, rows]. A vector holds 16 rows: what lies beyond the block's rows is overwritten by the
+ * next k, and at the end is not written. */
+static void pack_block(void *context, long chunk, int thread) {
+    (void)thread;
+    const Product *p = context;
+    const Rows block = block_of(p, chunk);
+    const long inputs = p->linear->inputs, rows = block.rows;
+    const float *from = p->x + block.first * p->x_stride;
+    float *to = (float *)block.x;
+    long k = 0;
+    for (; k + LANES <= inputs; k += LANES) {
+        vf t[LANES] = {0};
+        for (long r = 0; r < rows; r++) t[r] = load(from + r * p->x_stride + k);
+        transpose(t);
+        const bool end = k + 2 * LANES > inputs;
+        for (int i = 0; i < LANES; i++) store_some(to + (k + i) * rows, t[i], end ? rows : LANES);
+    }
+    for (; k < inputs; k++)
+        for (long r = 0; r < rows; r++) to[k * rows + r] = from[r * p->x_stride + k];
+}
+
+/* Few rows: the panels stream from memory once, straight into the tiles. */
+static void multiply_few(const Product *p, const char *panels, long panel_bytes, long panel, long count) {
+    float sums[MAX_ROWS * MAX_GROUP * PANEL] __attribute__((aligned(64)));
+    const bool direct = plain(p->linear, panel, count);
+    for (long b = 0; b < p->blocks; b++) {
+        const Rows block = block_of(p, b);
+        Stretch s = {panels, panel_bytes, p->linear->inputs, NULL, sums, MAX_GROUP * PANEL};
+        if (direct) {
+            s.to = place(p, block.first, panel);
+            s.to_stride = p->out_stride;
+        }
+        if (p->linear->kind == FLOAT32) float32_rows(block, s, count);
+        else if (p->linear->kind == BFLOAT16) bfloat16_rows(block, s, count);
+        else float16_rows(block, s, count);
+        if (!direct) finish_block(p, block, panel, count, sums, MAX_GROUP * PANEL);
+    }
+}
+
+/* Rows first .. last - 1 of a panel as float32. */
+static const char *widen(long kind, const char *panel, long first, long last, float *wide) {
+    if (kind == FLOAT32) return panel + first * PANEL * sizeof(float);
+    for (long k = first; k < last; k++) {
+        vf low, high;
+        if (kind == BFLOAT16) weights(BFLOAT16, panel, k, &low, &high);
+        else weights(FLOAT16, panel, k, &low, &high);
+        store(wide + (k - first) * PANEL, low);
+        store(wide + (k - first) * PANEL + LANES, high);
+    }
+    return (const char *)wide;
+}
+
+/* Many rows: a stretch of one panel stays in the first-level cache while blocks first_block .. last_block - 1 pass it. */
+static void multiply_many(const Product *p, const char *panel_at, long panel, long first_block, long last_block,
+                          float *sums) {
+    const long inputs = p->linear->inputs, stretches = (inputs + STRETCH - 1) / STRETCH;
+    const long origin = block_of(p, first_block).first;
+    const bool direct = plain(p->linear, panel, 1);
+    float wide[STRETCH * PANEL] __attribute__((aligned(64)));
+    for (long i = 0; i < stretches; i++) {
+        const long first = inputs * i / stretches, last = inputs * (i + 1) / stretches;
+        const char *stretch = widen(p->linear->kind, panel_at, first, last, wide);
+        for (long b = first_block; b < last_block; b++) {
+            Rows block = block_of(p, b);
+            float *kept = sums + (block.first - origin) * PANEL;
+            Stretch s = {stretch, 0, last - first, i ? kept : NULL, kept, PANEL};
+            if (direct && i == stretches - 1) {
+                s.to = place(p, block.first, panel);
+                s.to_stride = p->out_stride;
+            }
+            block.x += first * block.rows;
+            float32_rows(block, s, 1);
+        }
+    }
+    for (long b = first_block; b < last_block && !direct; b++) {
+        Rows block = block_of(p, b);
+        finish_block(p, block, panel, 1, sums + (block.first - origin) * PANEL, PANEL);
+    }
+}
+
+/* A chunk is a group of panels, and of many rows BAND_BLOCKS blocks, which the second-level cache holds. */
+static void multiply(void *context, long chunk, int thread) {
+    (void)thread;
+    const Product *p = context;
+    const long groups = (p->panels + p->group - 1) / p->group;
+    const long panel_bytes = p->linear->inputs * PANEL * kind_bytes(p->linear->kind);
+    const long panel = chunk % groups * p->group;
+    const long count = panel + p->group <= p->panels ? p->group : p->panels - panel;
+    const char *panels = (const char *)p->linear->panels + panel * panel_bytes;
+    if (p->bands == 0) {
+        multiply_few(p, panels, panel_bytes, panel, count);
+        return;
+    }
+    float sums[BAND_BLOCKS * MAX_ROWS * PANEL] __attribute__((aligned(64)));
+    const long band = chunk / groups, first = p->blocks * band / p->bands, last = p->blocks * (band + 1) / p->bands;
+    for (long i = 0; i < count; i++) multiply_many(p, panels + i * panel_bytes, panel + i, first, last, sums);
+}
+
+/* Panels a chunk, so that the busiest thread has as little as can be. */
+static long panels_a_chunk(long panels, long threads) {
+    long best = 1, least = panels + 1;
+    for (long size = MAX_GROUP; size >= 1; size--) {
+        long chunks = (panels + size - 1) / size, load = (chunks + threads - 1) / threads * size;
+        if (load < least) {
+            least = load;
+            best = size;
+        }
+    }
+    return best;
+}
+
+/* x [rows, K], rows x_stride apart, to out [rows, N or N / 2], rows out_stride apart. Returns 0, or -1 without memory. */
+int linear_run(Pool *pool, const Linear *linear, const float *x, long x_stride, long rows, float *out, long out_stride) {
+    Product p = {.linear = linear, .pool = pool, .x = x, .x_stride = x_stride, .rows = rows, .out = out,
+                 .out_stride = out_stride};
+    if (rows == 0) return 0;
+    p.blocks = (rows + MAX_ROWS - 1) / MAX_ROWS;
+    p.least = rows / p.blocks;
+    p.larger = rows % p.blocks;
+    p.panels = (linear->outputs + PANEL - 1) / PANEL;
+    p.group = panels_a_chunk(p.panels, pool_threads(pool));
+    if (rows > 1) {
+        p.packed = pool_shared(pool, rows * linear->inputs * sizeof(float));
+        if (!p.packed) return -1;
+        if (rows * linear->inputs >= PARALLEL_PACK) pool_run(pool, pack_block, &p, p.blocks);
+        else
+            for (long b = 0; b < p.blocks; b++) pack_block(&p, b, 0);
+    }
+    p.bands = rows < MANY_ROWS ? 0 : (p.blocks + BAND_BLOCKS - 1) / BAND_BLOCKS;
+    pool_run(pool, multiply, &p, (p.panels + p.group - 1) / p.group * (p.bands ? p.bands : 1));
+    return 0;
+}
+
+/* The column of the weight that stands at place c of a panel, or -1. */
+static long column_at(const Linear *linear, long panel, int c) {
+    if (linear->finish == PLAIN) {
+        long column = panel * PANEL + c;
+        return column < linear->outputs ? column : -1;
+    }
+    long half = linear->outputs / 2, place = panel * LANES + c % LANES;
+    return place < half ? place + (c >= LANES ? half : 0) : -1;
+}
+
+static uint32_t bits_of(float x) {
+    uint32_t bits;
+    memcpy(&bits, &x, 4);
+    return bits;
+}
+
+/* For numbers that float16 holds exactly. */
+static uint16_t narrow_half(float x) {
+    uint32_t bits = bits_of(x), sign = bits >> 16 & 0x8000;
+    float scaled = (bits & 0x80000000u ? -x : x) * 0x1p-112f;
+    return (uint16_t)(sign | bits_of(scaled) >> 13);
+}
+
+static float wide_half(uint16_t x) {
+    uint32_t bits = (uint32_t)(x & 0x7fff) << 13;
+    float magnitude;
+    memcpy(&magnitude, &bits, 4);
+    magnitude *= 0x1p112f;
+    return x & 0x8000 ? -magnitude : magnitude;
+}
+
+/* The narrowest kind that holds all of n numbers exactly. */
+int linear_narrowest(const float *x, long n) {
+    uint32_t low = 0;
+    bool half = true;
+    for (long i = 0; i < n; i++) low |= bits_of(x[i]) & 0xffff;
+    if (!low) return BFLOAT16;
+    for (long i = 0; i < n && half; i++)
+        half = x[i] >= -65504.0f && x[i] <= 65504.0f && bits_of(wide_half(narrow_half(x[i]))) == bits_of(x[i]);
+    return half ? FLOAT16 : FLOAT32;
+}
+
+typedef struct {
+    const Linear *linear;
+    const float *weight;
+    long row_stride, column_stride;
+} Packing;
+
+static void pack_panel(void *context, long panel, int thread) {
+    (void)thread;
+    const Packing *p = context;
+    const Linear *linear = p->linear;
+    float row[PANEL];
+    for (long k = 0; k < linear->inputs; k++) {
+        for (int c = 0; c < PANEL; c++) {
+            long column = column_at(linear, panel, c);
+            row[c] = column < 0 ? 0.0f : p->weight[k * p->row_stride + column * p->column_stride];
+        }
+        long place = (panel * linear->inputs + k) * PANEL;
+        if (linear->kind == FLOAT32) {
+            memcpy((float *)linear->panels + place, row, sizeof row);
+            continue;
+        }
+        uint16_t *to = (uint16_t *)linear->panels + place;
+        for (int c = 0; c < PANEL; c++) {
+            if (linear->kind == FLOAT16) to[c] = narrow_half(row[c]);
+            else to[c % LANES * 2 + c / LANES] = (uint16_t)(bits_of(row[c]) >> 16);
+        }
+    }
+}
+
+/* Fill linear->panels from a weight whose element (k, n) lies at k * row_stride + n * column_stride. */
+void linear_pack(Pool *pool, const Linear *linear, const float *weight, long row_stride, long column_stride) {
+    Packing p = {linear, weight, row_stride, column_stride};
+    pool_run(pool, pack_panel, &p, (linear->outputs + PANEL - 1) / PANEL);
+}

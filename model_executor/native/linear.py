@@ -1,0 +1,104 @@
+"""Operator "linear" by packed weights."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from model_executor.layers.linear import LinearKernel, LinearProblem, LinearSpec, Product
+from model_executor.layers.operator import OperatorSpec
+from model_executor.models.spec import Activation
+from model_executor.native.library import LinearStruct, Native
+
+PANEL: Final = 32
+# The kinds of linear.h, with their bytes an element.
+KIND_BYTES: Final = {0: 4, 1: 2, 2: 2}
+KIND_NAMES: Final = {0: "float32", 1: "bfloat16", 2: "float16"}
+FINISH: Final[dict[Activation | None, int]] = {None: 0, "silu": 1, "gelu_tanh": 2}
+
+
+class PackedProduct:
+    """A product with a packed weight, computed in float32.
+
+    The weight is kept in the narrowest of float32, float16 and bfloat16 that holds every element exactly: a checkpoint
+    in bfloat16 gives the results of float32 with half the bytes to read.
+
+    Args:
+        native: that computes.
+        problem: of the product.
+        weight: float32 [inputs, outputs], any strides.
+        bias: float32 [outputs], or None.
+    """
+
+    def __init__(self, native: Native, problem: LinearProblem, weight: Tensor, bias: Tensor | None) -> None:
+        self._native = native
+        self._width = problem.outputs if problem.gate is None else problem.outputs // 2
+        dense = weight if weight.is_contiguous() else weight.t()
+        self.kind = native.narrowest(dense.data_ptr(), dense.numel()) if dense.is_contiguous() else 0
+        panels = -(-problem.outputs // PANEL)
+        size = panels * PANEL * problem.inputs * KIND_BYTES[self.kind]
+        self.packed = torch.empty(size, dtype=torch.uint8)
+        self._bias = None if bias is None else _by_panels(bias, problem, panels * PANEL)
+        self._struct = LinearStruct(
+            problem.inputs,
+            problem.outputs,
+            self.kind,
+            FINISH[problem.gate],
+            self.packed.data_ptr(),
+            None if self._bias is None else self._bias.data_ptr(),
+        )
+        native.pack(self._struct, weight.data_ptr(), *weight.stride())
+
+    @property
+    def stored_as(self) -> str:
+        """What the weight is kept in."""
+        return KIND_NAMES[self.kind]
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """See Product."""
+        if x.stride(-1) != 1:
+            x = x.contiguous()
+        out = x.new_empty(x.shape[0], self._width)
+        self._native.linear(self._struct, x.data_ptr(), x.stride(0), x.shape[0], out.data_ptr(), self._width)
+        return out
+
+
+def _by_panels(bias: Tensor, problem: LinearProblem, size: int) -> Tensor:
+    """The bias in the order of the panels' columns, with zeros for columns that are none."""
+    if problem.gate is None:
+        return torch.cat((bias, bias.new_zeros(size - len(bias))))
+    half = problem.outputs // 2
+    places = torch.zeros(2, size // 2)
+    places[0, :half], places[1, :half] = bias[:half], bias[half:]
+    return places.view(2, -1, PANEL // 2).transpose(0, 1).flatten().contiguous()
+
+
+class PackedLinear:
+    """Packs weights.
+
+    Args:
+        native: that computes.
+        problem: of the products.
+    """
+
+    def __init__(self, native: Native, problem: LinearProblem) -> None:
+        self._native = native
+        self._problem = problem
+
+    def pack(self, weight: Tensor, bias: Tensor | None) -> Product:
+        """See LinearKernel."""
+        return PackedProduct(self._native, self._problem, weight, bias)
+
+
+def packed_linear(native: Native) -> LinearSpec:
+    """The registry's entry."""
+
+    def make(problem: LinearProblem) -> LinearKernel:
+        return PackedLinear(native, problem)
+
+    def unknown(problem: LinearProblem) -> str | None:
+        return None if problem.gate in FINISH else f"gate {problem.gate}: takes silu and gelu_tanh"
+
+    return OperatorSpec(f"packed_{native.name}", make, frozenset(("cpu",)), frozenset((torch.float32,)), unknown)

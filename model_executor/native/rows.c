@@ -1,0 +1,130 @@
+/* What is done to each token by itself: norms, and everything between the projection and the attention. */
+#include <math.h>
+#include <stdbool.h>
+
+#include "pool.h"
+#include "vector.h"
+
+/* Floats from which on a second thread pays. */
+#define PARALLEL 16384
+#define ROWS_A_CHUNK 8
+
+INLINE float mean_square(const float *x, long width) {
+    vf squares = {0};
+    long i = 0;
+    for (; i + LANES <= width; i += LANES) squares += load(x + i) * load(x + i);
+    float total = sum(squares);
+    for (; i < width; i++) total += x[i] * x[i];
+    return total / (float)width;
+}
+
+/* x / sqrt(mean square + eps) * (offset + weight) */
+INLINE void norm_row(const float *x, const float *weight, float offset, float eps, long width, float *out) {
+    const float scale = 1.0f / sqrtf(mean_square(x, width) + eps);
+    long i = 0;
+    for (; i + LANES <= width; i += LANES) store(out + i, load(x + i) * scale * (offset + load(weight + i)));
+    for (; i < width; i++) out[i] = x[i] * scale * (offset + weight[i]);
+}
+
+typedef struct {
+    float *x;           /* [rows, width]; the sum with `add` is written back */
+    const float *add;   /* [rows, width], or NULL */
+    const float *weight;
+    float *out;
+    long rows, width;
+    float offset; /* 0, or 1 where the weight is kept less one */
+    float eps;
+} Norm;
+
+static void norm_chunk(void *context, long chunk, int thread) {
+    (void)thread;
+    const Norm *n = context;
+    const long last = (chunk + 1) * ROWS_A_CHUNK < n->rows ? (chunk + 1) * ROWS_A_CHUNK : n->rows;
+    for (long row = chunk * ROWS_A_CHUNK; row < last; row++) {
+        float *x = n->x + row * n->width;
+        if (n->add) {
+            const float *add = n->add + row * n->width;
+            for (long i = 0; i < n->width; i++) x[i] += add[i];
+        }
+        norm_row(x, n->weight, n->offset, n->eps, n->width, n->out + row * n->width);
+    }
+}
+
+static void run_rows(Pool *pool, Work work, void *context, long rows, long floats) {
+    const long chunks = (rows + ROWS_A_CHUNK - 1) / ROWS_A_CHUNK;
+    if (floats >= PARALLEL) {
+        pool_run(pool, work, context, chunks);
+        return;
+    }
+    for (long chunk = 0; chunk < chunks; chunk++) work(context, chunk, 0);
+}
+
+/* x += add, then its norm to out. */
+void norm_run(Pool *pool, const Norm *n) { run_rows(pool, norm_chunk, (void *)n, n->rows, n->rows * n->width); }
+
+typedef struct {
+    float *projected; /* [T, heads + 2 kv_heads, head_dim], tokens `stride` apart; queries are changed in place */
+    long stride;
+    long tokens;
+    long heads, kv_heads, head_dim;
+    long turned;                 /* elements of a head that are rotated, even; 0: none */
+    const float *cosine, *sine;  /* [positions, turned / 2] */
+    const int64_t *positions;    /* [T] */
+    const float *query_norm, *key_norm; /* [head_dim], or NULL */
+    float norm_offset, norm_eps;
+    float *key, *value;          /* caches [slots, kv_heads, head_dim] */
+    const int64_t *slots;        /* [T] */
+} Heads;
+
+INLINE void rotate(float *x, const float *cosine, const float *sine, long half) {
+    long i = 0;
+    for (; i + LANES <= half; i += LANES) {
+        vf a = load(x + i), b = load(x + half + i), c = load(cosine + i), s = load(sine + i);
+        store(x + i, a * c - b * s);
+        store(x + half + i, b * c + a * s);
+    }
+    for (; i < half; i++) {
+        float a = x[i], b = x[half + i];
+        x[i] = a * cosine[i] - b * sine[i];
+        x[half + i] = b * cosine[i] + a * sine[i];
+    }
+}
+
+/* What is not finite is replaced: NaN by zero, infinity by the largest number. */
+INLINE void keep(float *to, const float *from, long width) {
+    const vf most = all(3.4028234664e38f);
+    long i = 0;
+    for (; i + LANES <= width; i += LANES) {
+        vf x = load(from + i);
+        x = pick(x == x, x, (vf){0});
+        store(to + i, smaller(larger(x, -most), most));
+    }
+    for (; i < width; i++) to[i] = from[i] == from[i] ? fminf(fmaxf(from[i], -most[0]), most[0]) : 0.0f;
+}
+
+static void heads_of_token(const Heads *h, long token) {
+    float *x = h->projected + token * h->stride;
+    const long half = h->turned / 2, width = h->head_dim;
+    const float *cosine = h->cosine + h->positions[token] * half, *sine = h->sine + h->positions[token] * half;
+    for (long head = 0; head < h->heads + h->kv_heads; head++) {
+        float *at = x + head * width;
+        const float *weight = head < h->heads ? h->query_norm : h->key_norm;
+        if (weight) norm_row(at, weight, h->norm_offset, h->norm_eps, width, at);
+        if (half) rotate(at, cosine, sine, half);
+    }
+    const long kept = h->kv_heads * width;
+    keep(h->key + h->slots[token] * kept, x + h->heads * width, kept);
+    keep(h->value + h->slots[token] * kept, x + (h->heads + h->kv_heads) * width, kept);
+}
+
+static void heads_chunk(void *context, long chunk, int thread) {
+    (void)thread;
+    const Heads *h = context;
+    const long last = (chunk + 1) * ROWS_A_CHUNK < h->tokens ? (chunk + 1) * ROWS_A_CHUNK : h->tokens;
+    for (long token = chunk * ROWS_A_CHUNK; token < last; token++) heads_of_token(h, token);
+}
+
+/* Norm and rotation of queries and keys; keys and values into the cache. */
+void heads_run(Pool *pool, const Heads *h) {
+    run_rows(pool, heads_chunk, (void *)h, h->tokens, h->tokens * (h->heads + 2 * h->kv_heads) * h->head_dim);
+}

@@ -1,0 +1,99 @@
+/* Vectors of 16 floats in the compiler's own notation: one source for every instruction set.
+ *
+ * A product and the sum it goes into are fused to one rounding wherever the target can (the build passes
+ * -ffp-contract=fast), and every loop below adds in the order that is written. So an element of a result is the same
+ * bits whatever rows or tokens are computed beside it. */
+#ifndef TERCET_VECTOR_H
+#define TERCET_VECTOR_H
+
+#include <stdint.h>
+#include <string.h>
+
+#define LANES 16
+#define INLINE static inline __attribute__((always_inline))
+
+typedef float vf __attribute__((vector_size(64)));
+typedef int32_t vi __attribute__((vector_size(64)));
+typedef uint32_t vu __attribute__((vector_size(64)));
+typedef uint16_t vh __attribute__((vector_size(32)));
+
+INLINE vf load(const float *from) {
+    vf x;
+    memcpy(&x, from, sizeof x);
+    return x;
+}
+
+INLINE void store(float *to, vf x) { memcpy(to, &x, sizeof x); }
+
+INLINE vf all(float x) { return x - (vf){0}; }
+
+/* The bits of `yes` where the mask is set, those of `no` elsewhere. */
+INLINE vf pick(vi mask, vf yes, vf no) { return (vf)(((vi)yes & mask) | ((vi)no & ~mask)); }
+
+INLINE vf larger(vf a, vf b) { return pick(a > b, a, b); }
+
+INLINE vf smaller(vf a, vf b) { return pick(a < b, a, b); }
+
+/* Always in this order, so that it never depends on the compiler's choice. */
+INLINE float sum(vf x) {
+    float half[8], quarter[4];
+    for (int i = 0; i < 8; i++) half[i] = x[i] + x[i + 8];
+    for (int i = 0; i < 4; i++) quarter[i] = half[i] + half[i + 4];
+    return (quarter[0] + quarter[2]) + (quarter[1] + quarter[3]);
+}
+
+INLINE float largest(vf x) {
+    float best = x[0];
+    for (int i = 1; i < LANES; i++) best = x[i] > best ? x[i] : best;
+    return best;
+}
+
+/* e^x to about 1e-7 relative: x = n ln 2 + r, a polynomial for e^r, and n added to the exponent. Below -87 it gives
+ * e^-87, above 88 it gives e^88. NaN stays NaN. */
+INLINE vf exponential(vf x) {
+    x = pick(x < -87.0f, all(-87.0f), pick(x > 88.0f, all(88.0f), x));
+    const float round = 12582912.0f; /* 1.5 * 2^23: adding it leaves the nearest integer in the low bits */
+    vf shifted = x * 1.44269504088896341f + round;
+    vf n = shifted - round;
+    vf r = x - n * 0.693359375f;
+    r = r - n * -2.12194440e-4f;
+    vf p = all(1.9875691500e-4f);
+    p = p * r + 1.3981999507e-3f;
+    p = p * r + 8.3334519073e-3f;
+    p = p * r + 4.1665795894e-2f;
+    p = p * r + 1.6666665459e-1f;
+    p = p * r + 5.0000001201e-1f;
+    p = p * (r * r) + r + 1.0f;
+    vi exponent = (vi)shifted << 23;
+    return (vf)((vi)p + exponent);
+}
+
+/* tanh x = 1 - 2 / (e^2x + 1); near zero, where that cancels, an odd polynomial. */
+INLINE vf hyperbolic_tangent(vf x) {
+    vf far = 1.0f - 2.0f / (exponential(2.0f * x) + 1.0f);
+    vf s = x * x;
+    vf near = x + x * s * (-0.333333333f + s * (0.133333333f + s * (-0.0539682540f + s * 0.0218694885f)));
+    return pick((s < 0.04f), near, far);
+}
+
+/* Turn 16 rows of 16 into 16 columns: four rounds, each swapping blocks of half the size of the last. */
+INLINE void transpose(vf t[LANES]) {
+#define SWAP_ROUND(WIDTH, LOW, HIGH)                          \
+    _Pragma("GCC unroll 16") for (int i = 0; i < LANES; i++) { \
+        if (i & WIDTH) continue;                               \
+        vf a = t[i], b = t[i + WIDTH];                         \
+        t[i] = __builtin_shuffle(a, b, LOW);                   \
+        t[i + WIDTH] = __builtin_shuffle(a, b, HIGH);          \
+    }
+    SWAP_ROUND(8, ((vi){0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23}),
+               ((vi){8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31}))
+    SWAP_ROUND(4, ((vi){0, 1, 2, 3, 16, 17, 18, 19, 8, 9, 10, 11, 24, 25, 26, 27}),
+               ((vi){4, 5, 6, 7, 20, 21, 22, 23, 12, 13, 14, 15, 28, 29, 30, 31}))
+    SWAP_ROUND(2, ((vi){0, 1, 16, 17, 4, 5, 20, 21, 8, 9, 24, 25, 12, 13, 28, 29}),
+               ((vi){2, 3, 18, 19, 6, 7, 22, 23, 10, 11, 26, 27, 14, 15, 30, 31}))
+    SWAP_ROUND(1, ((vi){0, 16, 2, 18, 4, 20, 6, 22, 8, 24, 10, 26, 12, 28, 14, 30}),
+               ((vi){1, 17, 3, 19, 5, 21, 7, 23, 9, 25, 11, 27, 13, 29, 15, 31}))
+#undef SWAP_ROUND
+}
+
+#endif
