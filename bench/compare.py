@@ -146,13 +146,13 @@ def last_object(name: str, command: str, timeout_s: float) -> dict[str, Any]:
 @contextlib.contextmanager
 def _group(command: str, stdout: int | IO[bytes], stderr: IO[bytes]) -> Iterator[subprocess.Popen[bytes]]:
     """A shell line in a process group of its own, none of which is left when the block is."""
-    process = subprocess.Popen(
+    with subprocess.Popen(
         command, shell=True, stdin=subprocess.DEVNULL, stdout=stdout, stderr=stderr, start_new_session=True
-    )
-    try:
-        yield process
-    finally:
-        _end(process)
+    ) as process:
+        try:
+            yield process
+        finally:
+            _end(process)
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

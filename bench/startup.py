@@ -26,6 +26,7 @@ from bench.target import fetch, model_name, served
 from frontend.proof.own_server import OwnServer
 
 MIB: Final = 2**20
+LOAD_VOCAB: Final = 256
 TITLES: Final = ("start", "repeats", "ready_s", "low", "high", "frontend_mib", "core_mib", "executor_mib", "total_mib")
 DEFINITIONS: Final = {
     "ready_s": "seconds from the start of the process to the first 200 of /ready: median, low and high of the repeats",
@@ -96,7 +97,7 @@ def measure(kind: Kind, model: Path, flags: Sequence[str], load: int) -> Start:
         server.wait_ready()
         ready_s = time.monotonic() - began
         if load:
-            requests = random_requests(Shape(), load, seed=1)
+            requests = random_requests(Shape(vocab=LOAD_VOCAB), load, seed=1)
             Run(requests, [], Pace(), None, 1).measure(Endpoint(server.url, COMPLETIONS, model_name(server.url)))
         return Start(kind, ready_s, look_below(os.getpid()), fetch(server.url, "/reports/startup"))
 

@@ -14,7 +14,7 @@ from bench.sources import ROOT, source_digests
 from tests.bench.records import record
 
 CLAIM = Claim("fast", "It is fast.", "fast.json", "n=2/rate", "at least", 10.0, ["frontend", "engine_core/b.py"])
-RESULTS = [{"n": 1, "rate": 5.0}, {"n": 2, "rate": 12.0, "deep": {"er": 3, "name": "x"}}]
+RESULTS: list[dict[str, Any]] = [{"n": 1, "rate": 5.0}, {"n": 2, "rate": 12.0, "deep": {"er": 3, "name": "x"}}]
 
 
 @pytest.fixture

@@ -1,0 +1,53 @@
+"""`tercet bench micro`."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from bench import ceilings, kernels
+from bench.__main__ import main
+from bench.ceilings import Ceilings
+from bench.micro import told
+
+
+def results(capsys: pytest.CaptureFixture[str], *words: str) -> list[dict[str, Any]]:
+    """Run it."""
+    assert main(["micro", "--steps", "5", "--json", *words]) == 0
+    return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+
+
+def test_scheduler_wire_and_pool(capsys: pytest.CaptureFixture[str]) -> None:
+    found = results(capsys, "--parts", "scheduler", "wire", "pool", "--rows", "2")
+    assert [one["part"] for one in found] == ["scheduler"] * 2 + ["wire"] * 4 + ["pool"] * 3
+    assert all(one["us"] > 0 for one in found)
+    assert all(one["bytes"] > 0 for one in found if one["part"] == "wire")
+
+
+def test_only_the_parts_that_are_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
+    assert {one["part"] for one in results(capsys, "--parts", "wire", "--rows", "1")} == {"wire"}
+
+
+def test_kernels_stand_beside_the_ceilings_of_the_run(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    limits = Ceilings(2e9, {"float32": 3e9, "int8": 4e9}, 2)
+    monkeypatch.setattr(ceilings, "measure_ceilings", lambda: limits)
+    monkeypatch.setattr(kernels, "LEAST_S", 0.0)
+    found = results(capsys, "--parts", "kernels", "--rows", "1", "--context", "16")
+    assert len(found) == 6
+    for one in found:
+        least = max(one["bytes"] / 2e9, one["operations"] / 3e9)
+        assert one["fraction"] == pytest.approx(1e6 * least / one["us"])
+
+
+def test_ceilings_are_told_in_a_line() -> None:
+    line = told({"bytes_per_s": 30e9, "operations_per_s": {"float32": 250e9}, "threads": 2})
+    assert line == "ceilings: copy 30.0 GB/s, float32 250 Gop/s, 2 threads"
+
+
+def test_sizes_below_one_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["micro", "--rows", "0"]) == 2
+    assert capsys.readouterr().err.startswith("error: --rows")
