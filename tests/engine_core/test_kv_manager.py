@@ -48,6 +48,8 @@ def test_a_whole_sequence_gets_neighbours_to_its_end() -> None:
     assert kv.violations(seqs[2:], []) == []
     seqs[2].held[0].table[1:] = [8, 7]
     assert kv.violations(seqs[2:], []) == ["request r5: its blocks are no 3 neighbours"]
+    seqs[2].held[0].table[1:] = [7]
+    assert kv.violations(seqs[2:], [])[-1] == "request r5: its blocks are no 3 neighbours"
 
 
 def test_admission_says_how_many_blocks_lack() -> None:
