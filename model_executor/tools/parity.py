@@ -130,7 +130,10 @@ def reference_folder(folder: Path, layers: str, *, allow_missing_classes: bool) 
         return
     with tempfile.TemporaryDirectory(prefix="tercet-") as scratch:
         out, cut = Path(scratch) / folder.resolve().name, plan_cut(model, options)
-        check_output(folder, out, cut)
+        try:
+            check_output(folder, out, cut)
+        except ToolMisused as error:
+            raise ToolMisused(f"TMPDIR: {scratch}: no room for a cut for the reference: {error}") from error
         write_cut(cut, out, lambda _: None)
         yield out
 
@@ -284,7 +287,8 @@ def _parser() -> Parser:
     parser = Parser(
         prog="tercet parity",
         description="Compare the production path with a reference engine on the same checkpoint, blocks and token "
-        "sequences. Exit codes: 0 pass; 1 fail; 2 a flag is wrong; 3 the model is refused.",
+        "sequences. Of some blocks a cut is made for the reference meanwhile, in the folder for temporary files. "
+        "Exit codes: 0 pass; 1 fail; 2 a flag is wrong; 3 the model is refused.",
     )
     parser.add_argument("model", metavar="MODEL_DIR", help="model folder")
     add_layer_flags(parser, "full")

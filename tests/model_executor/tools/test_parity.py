@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import pytest
 import torch
 
 from engine_core.wire.evidence import ParityReport
+from model_executor.errors import ToolMisused
 from model_executor.tools import parity
 from model_executor.tools.offline import Offline
 from tests.model_executor.tools.folders import spread, write_model
@@ -136,6 +138,18 @@ def test_files_of_other_blocks_are_not_needed(name: str, tmp_path: Path, capsys:
     assert report.identity.layer_map == [2, 5]
     assert parity.main([str(folder)]) == 3
     assert "No such file" in capsys.readouterr().err
+
+
+def test_a_disk_without_room_for_the_cut_is_named(
+    llama: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usage = shutil.disk_usage(llama)._replace(free=1000)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
+    with (
+        pytest.raises(ToolMisused, match=r"TMPDIR: .*and 1000 are free there"),
+        parity.reference_folder(llama, "0,3", allow_missing_classes=False),
+    ):
+        pytest.fail("there is no room")
 
 
 @pytest.mark.parametrize(
