@@ -15,7 +15,7 @@ from tests.fakes.waiting import gone, until
 from tests.fault.case import Case
 from tests.fault.record import Record
 from tests.fault.rig import Rig, raw_request
-from tests.fault.traffic import MIXED, Traffic, start_mixed, start_prefill
+from tests.fault.traffic import MIXED, PREFILLS, Traffic, start_mixed, start_prefill
 from tests.fault.watch import Watch
 
 PLACES: Final = {"frontend": 0, "core": 1, "executor": 2}
@@ -109,7 +109,7 @@ class Run:
             return
         if phase == "prefill":
             start_prefill(traffic)
-            until("a step of the prompts has run, and no token is made", lambda: _in_prefill(probe.status()))
+            until("all are taken, a step has run, and no token is made", lambda: _in_prefill(probe.status()))
             return
         start_mixed(traffic, 50)
         until("all are taken, and tokens are made", lambda: _all_at_work(probe.status()))
@@ -276,7 +276,7 @@ def _all_at_work(status: Status) -> bool:
 
 def _in_prefill(status: Status) -> bool:
     assert status.generation_tokens == 0, "the prompts are computed already"
-    return status.steps > 0
+    return status.running + status.waiting == PREFILLS and status.steps > 0
 
 
 def run_case(case: Case, model: Path) -> Record:

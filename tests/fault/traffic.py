@@ -17,8 +17,9 @@ from tests.fakes.executor import continuation
 from tests.fault.rig import Rig
 
 ANSWER_S: Final = 60.0
-# Sequences that start_mixed makes.
+# Sequences that start_mixed and start_prefill make.
 MIXED: Final = 9
+PREFILLS: Final = 5
 
 Expected = Callable[[Sequence[int], int], list[int]]
 
