@@ -24,6 +24,7 @@ from model_executor.kv_cache import LayerCache
 BLOCK_SIZE: Final = 16
 LEAST_S: Final = 0.4
 FEWEST_ROUNDS: Final = 5
+MOST_ROUNDS: Final = 1000
 
 
 @dataclass(frozen=True)
@@ -76,7 +77,8 @@ def seconds(case: KernelCase, calls: int) -> float:
     for _ in range(calls):
         case.run()
     rounds: list[float] = []
-    while sum(rounds) < LEAST_S or len(rounds) < FEWEST_ROUNDS:
+    end = time.perf_counter() + LEAST_S
+    while len(rounds) < FEWEST_ROUNDS or (time.perf_counter() < end and len(rounds) < MOST_ROUNDS):
         began = time.perf_counter()
         for _ in range(calls):
             case.run()
