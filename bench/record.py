@@ -125,9 +125,17 @@ def write_record(record: Record, path: Path) -> None:
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(msgspec.json.format(msgspec.json.encode(record), indent=1) + b"\n")
+        path.write_bytes(_lines(record))
     except OSError as error:
         raise UsageError(f"--result-file {path}: {error.strerror}") from error
+
+
+def _lines(record: Record) -> bytes:
+    """JSON with a line for each field, and for each result: small, and differences can be read."""
+    fields = {name: msgspec.json.encode(getattr(record, name)) for name in Record.__struct_fields__}
+    results = b",\n  ".join(map(msgspec.json.encode, record.results))
+    fields["results"] = b"[\n  %b\n ]" % results if results else b"[]"
+    return b"{\n" + b",\n".join(b' "%b": %b' % (name.encode(), text) for name, text in fields.items()) + b"\n}\n"
 
 
 def read_record(path: Path) -> Record:
