@@ -7,14 +7,14 @@ import re
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Final
 from urllib.parse import urlsplit
 
 from engine_core.wire.child import Child
-from frontend.errors import EngineFailed
+from frontend.errors import EngineFailed, StartError, StartRefused, UsageError
 
 ADDRESS: Final = re.compile(r"^listening on (http://\S+)$", re.MULTILINE)
 BOUND_SERVER: Final = "frontend.proof.bound_server"
@@ -22,6 +22,9 @@ START_S: Final = 1800.0
 END_S: Final = 60.0
 POLL_S: Final = 0.05
 LOG_LINES: Final = 12
+ERROR: Final = "error: "
+# By the exit status of a server.
+KINDS: Final[Mapping[int, type[StartError]]] = {kind.exit_code: kind for kind in (UsageError, StartRefused)}
 
 
 class OwnServer:
@@ -57,7 +60,7 @@ class OwnServer:
         """Its address.
 
         Raises:
-            EngineFailed: it ended before it had one.
+            StartError: it ended before it had one.
         """
         self._wait("the server's address", lambda: ADDRESS.search(self.log) is not None)
         found = ADDRESS.search(self.log)
@@ -68,7 +71,7 @@ class OwnServer:
         """Wait until it takes requests.
 
         Raises:
-            EngineFailed: it ended instead, or START_S passed.
+            StartRefused, UsageError: it refused to start; EngineFailed: it ended otherwise, or START_S passed.
         """
         where = urlsplit(self.url)
         assert where.hostname is not None
@@ -95,10 +98,22 @@ class OwnServer:
     def _wait(self, what: str, state: Callable[[], bool]) -> None:
         deadline = time.monotonic() + START_S
         while not state():
-            if self._child.status() is not None or time.monotonic() > deadline:
-                last = " | ".join(self.log.splitlines()[-LOG_LINES:])
-                raise EngineFailed(f"{what}: the server ended or took over {START_S:g} s: {last}")
+            if (status := self._child.status()) is not None:
+                raise self._ended(what, status)
+            if time.monotonic() > deadline:
+                raise EngineFailed(f"{what}: took over {START_S:g} s: {self._last_lines()}")
             time.sleep(POLL_S)
+
+    def _ended(self, what: str, status: int) -> StartError:
+        """What a server says that ends by itself: its last line tells why."""
+        kind = KINDS.get(status, EngineFailed)
+        reason = next((line for line in reversed(self.log.splitlines()) if line.startswith(ERROR)), None)
+        if reason is None:
+            return kind(f"{what}: the server ended with status {status}: {self._last_lines()}")
+        return kind(f"tercet serve: {reason.removeprefix(ERROR)}")
+
+    def _last_lines(self) -> str:
+        return " | ".join(self.log.splitlines()[-LOG_LINES:])
 
     def __enter__(self) -> OwnServer:
         return self

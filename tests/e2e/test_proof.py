@@ -14,9 +14,10 @@ from typing import Any
 import psutil
 import pytest
 
-from frontend.errors import EngineFailed
+from frontend.errors import StartRefused, UsageError
 from frontend.proof.own_server import OwnServer
 from tests.e2e.server import ROOT
+from tests.fixtures.families import edit_config
 from tests.model_executor.tools.folders import write_model
 
 DEADLINE_S = 600
@@ -98,8 +99,24 @@ def test_a_server_of_ones_own_ends_with_its_object(folder: Path) -> None:
 
 
 def test_a_server_that_does_not_start_says_why(folder: Path) -> None:
-    with OwnServer(folder, ["--layers", "99"]) as server, pytest.raises(EngineFailed, match="99"):
+    with (
+        OwnServer(folder, ["--layers", "99"]) as server,
+        pytest.raises(StartRefused, match="serve: layers: 99"),
+    ):
         server.wait_ready()
+    with OwnServer(folder, ["--dtype", "x"]) as server, pytest.raises(UsageError, match="--dtype"):
+        server.wait_ready()
+
+
+def test_what_the_server_refuses_ends_a_proof_with_its_exit_code(folder: Path, tmp_path: Path) -> None:
+    quantized = tmp_path / "model"
+    shutil.copytree(folder, quantized)
+    edit_config(quantized, quantization_config={"quant_method": "fp8", "weight_block_size": [16, 16]})
+    done = tercet("coverage", quantized, "--layers", "0,1")
+    assert done.returncode == 3
+    assert done.stderr.startswith("error: tercet serve: ")
+    assert "quantization_config" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
 
 
 @pytest.mark.slow
