@@ -1,7 +1,7 @@
 """`tercet bench compare`: commands in turn, A B A B, and the ratios of what they report.
 
 A command is a line for the shell whose last line of output is a JSON object with the figure. A server is a line that
-starts one, under the load of `tercet bench serve`.
+starts one, under the load of `tercet bench serve`, whose figures it then has, and memory_mib.
 """
 
 from __future__ import annotations
@@ -26,15 +26,18 @@ from tqdm import tqdm
 
 from bench.errors import CommandFailed, UsageError
 from bench.options import add_output_flags, command_line, deliver, settings
+from bench.processes import look, look_below
 from bench.record import make_record
 from bench.samples import spread
 
 FIGURE: Final = "output_throughput"
 LAST_BYTES: Final = 2000
+MIB: Final = 2**20
 POLL_S: Final = 0.25
 END_S: Final = 30.0
 DEFINITIONS: Final = {
     "median, low, high": "of the figure over the rounds",
+    "memory_mib": "of a server: proportional memory (PSS) of all its processes after the load",
     "ratio": "median of the figure divided by the first command's median",
     "ratio_low, ratio_high": "smallest and largest ratio of the two within one round",
 }
@@ -114,9 +117,11 @@ def measure(contestant: Contestant, timeout_s: float) -> dict[str, Any]:
     """
     if not contestant.url:
         return last_object(contestant.name, contestant.command, timeout_s)
-    with _server(contestant, timeout_s):
+    with _server(contestant, timeout_s) as pid:
         words = [sys.executable, "-m", "bench", "serve", "--base-url", contestant.url, "--json"]
-        return last_object(contestant.name, f"{shlex.join(words)} {contestant.load}", timeout_s)
+        found = last_object(contestant.name, f"{shlex.join(words)} {contestant.load}", timeout_s)
+        processes = [one for one in (look(pid), *look_below(pid)) if one is not None]
+        return found | {"memory_mib": sum(one.pss for one in processes) / MIB}
 
 
 def last_object(name: str, command: str, timeout_s: float) -> dict[str, Any]:
@@ -170,14 +175,14 @@ def _signal(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
 
 
 @contextlib.contextmanager
-def _server(contestant: Contestant, timeout_s: float) -> Iterator[None]:
+def _server(contestant: Contestant, timeout_s: float) -> Iterator[int]:
     with tempfile.TemporaryFile() as log, _group(contestant.command, log, log) as process:
         deadline = time.monotonic() + timeout_s
         while not _answers(f"{contestant.url.rstrip('/')}/v1/models"):
             if process.poll() is not None or time.monotonic() > deadline:
                 raise CommandFailed(f"{contestant.name}: no server answers at {contestant.url}: {_tail(log)}")
             time.sleep(POLL_S)
-        yield
+        yield process.pid
 
 
 def _answers(url: str) -> bool:

@@ -50,7 +50,10 @@ def test_nothing_of_a_command_is_left_when_its_time_is_up(tmp_path: Path) -> Non
 
 
 def test_ratios_are_of_medians_and_their_spread_of_rounds() -> None:
-    samples = {"a": [{"x": 10.0}, {"x": 20.0}, {"x": 12}], "b": [{"x": 15.0}, {"x": 20.0}, {"x": 30.0}]}
+    samples: dict[str, list[dict[str, float]]] = {
+        "a": [{"x": 10.0}, {"x": 20.0}, {"x": 12}],
+        "b": [{"x": 15.0}, {"x": 20.0}, {"x": 30.0}],
+    }
     one, two = ratios(samples, "x")
     assert (one["median"], one["ratio"], one["ratio_low"], one["ratio_high"]) == (12, 1.0, 1.0, 1.0)
     assert (two["median"], two["low"], two["high"]) == (20.0, 15.0, 30.0)
@@ -106,6 +109,8 @@ def test_a_server_is_started_loaded_and_ended(
     words = ["--server", "own", url, f"exec {command}", "--load", load, "--figure", "completed", "--rounds", "2"]
     assert main(["compare", *words, "--json"]) == 0
     assert json.loads(capfd.readouterr().out)["median"] == 3
+    assert main(["compare", *words, "--json", "--figure", "memory_mib", "--rounds", "1"]) == 0
+    assert json.loads(capfd.readouterr().out)["median"] > 5
     assert not [one for one in psutil.Process().children(recursive=True) if str(script) in one.cmdline()]
 
 
