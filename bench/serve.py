@@ -147,7 +147,12 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     )
     data.add_argument("--dataset-path", metavar="FILE", type=Path, help="conversations in ShareGPT's JSON form")
     data.add_argument("--sharegpt-output-len", metavar="N", type=int, help="tokens of an answer (default: the file's)")
-    data.add_argument("--tokenizer", metavar="DIR", type=Path, help="model folder; counts tokens, makes texts for chat")
+    data.add_argument(
+        "--tokenizer",
+        metavar="DIR",
+        type=Path,
+        help="model folder, to count tokens and make texts (default: of --serve)",
+    )
     data.add_argument("--warmup", metavar="N", type=int, help="requests before the run (default: 2, or 1 for 1 client)")
     add_shape_flags(parser, Shape())
     _add_pace_flags(parser.add_argument_group("arrivals"))
@@ -181,7 +186,7 @@ def run(args: argparse.Namespace) -> int:
     wanted = Wanted(
         parse_metrics(args.percentile_metrics), parse_percentiles(args.metric_percentiles), parse_goodput(args.goodput)
     )
-    tokenizer = None if args.tokenizer is None else load_tokenizer(args.tokenizer)
+    tokenizer = _tokenizer(args)
     runs = [_run(args, pace, index, tokenizer) for index in range(len(args.max_concurrency or [None]))]
     with target(args) as endpoint:
         loads = [each.measure(endpoint) for each in runs]
@@ -200,6 +205,14 @@ def run(args: argparse.Namespace) -> int:
     )
     deliver(args, record, TITLES, columns(results, TITLES))
     return 0
+
+
+def _tokenizer(args: argparse.Namespace) -> Tokenizer | None:
+    """The one that was given, else that of our own server's model where texts are needed."""
+    folder = args.tokenizer
+    if folder is None and args.serve is not None and (args.endpoint == CHAT or args.dataset_path is not None):
+        folder = served(args.serve)[0]
+    return None if folder is None else load_tokenizer(folder)
 
 
 @contextlib.contextmanager

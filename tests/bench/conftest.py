@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from bench import ablate, engine, startup, target
+from bench import ablate, engine, serve, startup, target
 from bench.cost import SCRIPT
 from frontend.proof.own_server import OwnServer
 from tests.arch.source import ROOT
@@ -37,7 +37,7 @@ def live(tmp_path: Path) -> Iterator[LiveServer]:
 @pytest.fixture
 def modelless(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A model folder; servers that benchmarks start for it have the real processes, but an executor without a model."""
-    for module in (ablate, engine, startup):
+    for module in (ablate, engine, serve, startup):
         monkeypatch.setattr(module, "OwnServer", functools.partial(OwnServer, program="bench.modelless"))
     monkeypatch.setenv(SCRIPT, "vocab=300,delay_s=0.002")
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]))

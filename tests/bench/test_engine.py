@@ -38,6 +38,12 @@ def test_throughput(modelless: Path, tmp_path: Path, capsys: pytest.CaptureFixtu
     assert record.kernels[0]["chosen"] == "fake"
 
 
+def test_a_load_on_an_own_server_knows_its_tokenizer(modelless: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--serve", str(modelless), "--endpoint", "/v1/chat/completions", "--num-prompts", "3"]
+    (found,) = results(capsys, "serve", *SIZES, *words)
+    assert (found["completed"], found["total_output_tokens"]) == (3, 48)
+
+
 def test_latency_tells_steps_and_gaps(modelless: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["--serve", str(modelless), "--batch-size", "3", "--iterations", "2"]
     (found,) = results(capsys, "latency", *SIZES, *words)
