@@ -100,7 +100,7 @@ def test_one_trace_in_all_modes(subject: Subject) -> None:
 def test_cache_and_paging_off_give_the_tokens_of_solo_runs(subject: Subject) -> None:
     """Pools without windows, as the core takes them then."""
     groups = [KvGroup(None, group.num_blocks) for group in subject.groups]
-    for index, mode in enumerate(MEASURES[::11]):
+    for index, mode in enumerate(MEASURES[::23]):
         trace = real_trace(2000 + index, subject.pool, groups)
         run(subject, trace, replace(mode, eager=index % 2 == 0), index, graphs=index % 4 < 2)
 
