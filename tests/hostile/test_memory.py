@@ -16,6 +16,7 @@ from tests.hostile.raw import connect, read_all
 
 BODY_LIMIT = 2_000_000
 CAPS_LIMIT = 50 * 10**6
+HEADS_LIMIT = 20 * 10**6
 BODIES = 20
 # What a body costs while it waits, as --help says: itself, its text, and some of both while one is decoded.
 COPIES = 3
@@ -86,6 +87,30 @@ def test_caps_hold_memory_too(served: Served) -> None:
         assert answer.status_code == 400, (str(body)[:80], answer.text[:200])
     assert peak.rise < CAPS_LIMIT
     assert (served.pids(), canary(served.http)) == (pids, text)
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        [b"x-request-id: " + b"a" * 10**6 + b"\r\n"],
+        [b"x-%d: y\r\n" % number for number in range(5000)],
+        [b"x-long: ", *([b"a" * 65_536] * 1000)],
+    ],
+    ids=["id", "many", "endless"],
+)
+def test_heads_without_measure_cost_nothing(served: Served, lines: list[bytes]) -> None:
+    peak, connection = Peak(served), connect(served.url)
+    try:
+        for line in (b"GET /live HTTP/1.1\r\nhost: x\r\n", *lines, b"\r\n\r\n"):
+            connection.sendall(line)
+        answer = read_all(connection)
+    except (BrokenPipeError, ConnectionResetError):
+        # Refused and closed before all was sent.
+        answer = b""
+    assert answer[:13] in (b"HTTP/1.1 431 ", b"")
+    connection.close()
+    assert peak.rise < HEADS_LIMIT
+    assert served.http.get("/live").status_code == 200
 
 
 def head(length: int) -> bytes:
