@@ -111,9 +111,10 @@ def test_padded_steps_ran(subject: Subject) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("batch", range(20))
-def test_many_traces_in_all_modes(subject: Subject, batch: int) -> None:
-    for index, mode in enumerate(MODES):
+@pytest.mark.parametrize("batch", range(6))
+def test_longer_traces_in_all_modes(subject: Subject, batch: int) -> None:
+    """Each mode once, a sixth of them in each batch."""
+    for index, mode in enumerate(MODES[batch::6]):
         seed = 10_000 + 1000 * batch + index
         trace = subject.trace(seed, requests=16)
         run(subject, trace, replace(mode, eager=seed % 2 == 0), seed, graphs=seed % 3 > 0)
