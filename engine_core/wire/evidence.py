@@ -260,7 +260,7 @@ class Timing(Struct, frozen=True):
     """Seconds of one place in one kind of step.
 
     Attributes:
-        place: "embedding", "block 2 <- 7 CLASS", "final norm", "head" or "whole step".
+        place: "embedding", "block 2 <- 7 CLASS", "final norm", "head", "rest: ..." of the same steps, or "whole step".
         kind: "prefill" or "decode".
         mode: "eager"; "graph": on a captured graph; "buffers": on its static buffers without one.
         tokens: of the step; context: tokens in the cache after it.

@@ -84,9 +84,10 @@ def _decisions(coverage: CoverageReport | None) -> str:
         return NOTHING
     rows = []
     for choice in [*coverage.kernels, *([] if coverage.graphs is None else [coverage.graphs])]:
-        others = [f"{each.name}: {', '.join(each.reasons)}" for each in choice.candidates if each.reasons]
-        rows.append((choice.operator, choice.problem, choice.chosen, "; ".join(others) or "none was refused"))
-    return _table(("operator", "problem", "kernel", "refused"), rows)
+        others = [each for each in choice.candidates if each.name != choice.chosen]
+        told = [f"{each.name}: {', '.join(each.reasons) or 'comes after it'}" for each in others]
+        rows.append((choice.operator, choice.problem, choice.chosen, "; ".join(told) or "there is none"))
+    return _table(("operator", "problem", "kernel", "why no other"), rows)
 
 
 def _load(load: LoadReport | None, startup: dict[str, float]) -> str:
@@ -183,8 +184,8 @@ def _timings(probe: ProbeReport | None, blocks: str) -> str:
     waited = "The system does not tell how busy the machine was."
     if probe.waited is not None:
         waited = (
-            f"Somebody on this machine, these runs included, waited for a processor {probe.waited:.0%} of the time: "
-            "far from 0 %, other work ran beside them, and they took longer than they need."
+            f"Somebody on this machine, these runs included, waited for a processor {probe.waited:.0%} of the time; "
+            "where that is much, other work ran beside them, and they took longer than they need."
         )
     text = f"{blocks} ran, one sequence, on {probe.environment.threads} threads. No time here is multiplied by a depth."
     return f"{text} {waited}\n\n" + _table(titles, rows)

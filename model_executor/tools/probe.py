@@ -37,6 +37,7 @@ from model_executor.weights.parameters import block_parameters, outer_parameters
 Kind = Literal["prefill", "decode"]
 KINDS: Final[tuple[Kind, ...]] = ("prefill", "decode")
 HEAD: Final = "head"
+REST: Final = "rest: batch, sampling with log-probabilities, result"
 WHOLE_STEP: Final = "whole step"
 PREFILL_TOKENS: Final = 64
 CONTEXT: Final = 128
@@ -258,19 +259,24 @@ def _whole_step(offline: Offline, kind: Kind) -> Timing:
 
 
 def _timings(offline: Offline, kind: Kind) -> list[Timing]:
-    """Seconds of each place in an eager step."""
+    """Seconds of each place in an eager step, and of all else in it."""
     model, plan = offline.executor.model, offline.executor.plan
     places = [EMBEDDING, *block_names(plan.sources, plan.classes), FINAL_NORM, HEAD]
     modules = [model.embedding, *model.blocks, model.norm, model.head]
     taken: dict[str, list[float]] = {place: [] for place in places}
+    rest: list[float] = []
     step = TimedStep(offline, kind)
     with ExitStack() as hooks:
         for run in range(WARM_UPS + RUNS):
             if run == WARM_UPS:
                 for place, module in zip(places, modules, strict=True):
                     _clock(module, taken[place], hooks, model.embedding.weight.device)
+            began = time.perf_counter()
             step.run()
-    return [_timing(place, kind, "eager", step, seconds) for place, seconds in taken.items()]
+            spent = time.perf_counter() - began
+            if run >= WARM_UPS:
+                rest.append(spent - sum(seconds[-1] for seconds in taken.values()))
+    return [_timing(place, kind, "eager", step, seconds) for place, seconds in [*taken.items(), (REST, rest)]]
 
 
 def _timing(place: str, kind: Kind, mode: StepMode, step: TimedStep, seconds: Sequence[float]) -> Timing:

@@ -15,6 +15,7 @@ from model_executor.attention.dispatch import KernelTable, chooser
 from model_executor.marks import CLASS, KERNEL, OPERATOR, MarkedKernel, MarkedTable, mark_model
 from model_executor.models.decoder import build_model
 from model_executor.models.reader import read_spec
+from model_executor.native.library import Native, load_native
 from model_executor.profiler import summarize
 from model_executor.tools.operators import block_operators, outer_operators
 from model_executor.weights.layer_plan import plan_layers
@@ -26,11 +27,16 @@ PROMPT = [3, 1, 4, 1, 5, 9, 2, 6]
 MODELS = ("llama", "gemma2", "qwen3", "qwen3-moe", "deepseek-v3")
 
 
-def marked(folder: Path) -> Loaded:
+# A choice of this name is to have no kernel.
+NONE = "separate"
+
+
+def marked(folder: Path, native: Native | None = None) -> Loaded:
     spec = read_spec(folder, ModelOptions())
     plan = plan_layers(spec)
-    model = build_model(spec, plan, chooser(MarkedTable(), torch.float32, CPU, BLOCK_SIZE))
+    model = build_model(spec, plan, chooser(MarkedTable(native=native), torch.float32, CPU, BLOCK_SIZE))
     report = load_weights(model, spec, plan, folder, silent)
+    model.pack()
     mark_model(model, plan)
     return Loaded(spec, plan, model, report)
 
@@ -65,7 +71,23 @@ def test_kernels_are_marked_with_their_names(folder: Path) -> None:
     with profile(activities=[ProfilerActivity.CPU]) as seen:
         loaded.logits(PROMPT)
     ran = {event.name.removeprefix(KERNEL) for event in seen.events() or () if event.name.startswith(KERNEL)}
-    assert ran == {choice.chosen for choice in plain.explain()}
+    assert ran == {choice.chosen for choice in plain.explain()} - {NONE}
+
+
+def test_native_kernels_stand_for_the_same_operators(folder: Path) -> None:
+    native = load_native(1)
+    plain, loaded = marks_of(marked(folder)), marks_of(marked(folder, native))
+    operators = {name for name in plain if name.startswith(OPERATOR)}
+    assert {name for name in loaded if name.startswith(OPERATOR)} == operators
+    kernels = {name for name in loaded if name.startswith(KERNEL)}
+    assert {f"{KERNEL}packed_{native.name}", f"{KERNEL}rms_{native.name}"} <= kernels
+
+
+def marks_of(loaded: Loaded) -> set[str]:
+    """Names of all ranges of one pass."""
+    with profile(activities=[ProfilerActivity.CPU]) as seen:
+        loaded.logits(PROMPT)
+    return {event.name for event in seen.events() or ()}
 
 
 class Both:

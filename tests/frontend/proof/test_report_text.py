@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec import structs
 
+from engine_core.wire.reports import KernelCandidate, KernelChoice
 from frontend.proof import report as judged
 from frontend.proof.report import BenchRow, Findings, Part, Report, Speed
 from frontend.proof.report_text import markdown
@@ -63,6 +64,14 @@ def test_times_come_with_how_busy_the_machine_was(waited: float | None, words: s
     text = markdown(report(structs.replace(found, probe=structs.replace(found.probe, waited=waited))))
     assert words in text
     assert "one sequence, on 2 threads" in text
+
+
+def test_kernels_that_would_do_as_well_are_named() -> None:
+    found = findings()
+    assert found.coverage is not None
+    also = KernelChoice("norm", "8", "fast", [KernelCandidate("fast", []), KernelCandidate("plain", [])])
+    text = markdown(report(structs.replace(found, coverage=structs.replace(found.coverage, kernels=[also]))))
+    assert "| norm | 8 | fast | plain: comes after it |" in text
 
 
 def test_speed_is_printed_for_the_whole_model_alone() -> None:

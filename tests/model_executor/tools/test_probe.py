@@ -15,6 +15,7 @@ from model_executor.layers.routing import Router, Routing
 from model_executor.models.spec import RoutingSpec
 from model_executor.tools import probe
 from model_executor.tools.offline import Offline, OfflineOptions
+from model_executor.tools.reference import reference_table
 from tests.model_executor.tools.folders import write_model
 
 CHECKS = [
@@ -43,7 +44,7 @@ def test_a_good_executor(folder: Path, tmp_path: Path, capsys: pytest.CaptureFix
     ]
     for kind in ("prefill", "decode"):
         places = [timing.place for timing in report.timings if timing.kind == kind]
-        assert places == ["embedding", *blocks, "final norm", "head", "whole step"]
+        assert places == ["embedding", *blocks, "final norm", "head", probe.REST, "whole step"]
     assert all(
         timing.runs == probe.RUNS and 0 < timing.low <= timing.median <= timing.high for timing in report.timings
     )
@@ -69,7 +70,7 @@ def packed(offline: Offline) -> None:
 
 
 def test_weights_that_a_kernel_keeps_in_its_own_form(folder: Path) -> None:
-    offline = Offline(OfflineOptions(folder, sequences=1, threads=1))
+    offline = Offline(OfflineOptions(folder, sequences=1, threads=1), reference_table())
     packed(offline)
     check = probe._tensors(offline)
     assert check.passed
