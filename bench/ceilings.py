@@ -19,7 +19,8 @@ class Ceilings(Struct, frozen=True):
     """The limits of this machine with the threads that torch has now.
 
     Attributes:
-        bytes_per_s: read and written by a copy of a large tensor.
+        bytes_per_s: read and written by a copy of a large tensor, or read by its sum, whichever is more: a copy also
+            reads what it overwrites.
         operations_per_s: multiplications and additions of a large matrix product, by the numbers that it multiplies.
         threads: that were used.
     """
@@ -33,9 +34,9 @@ def measure_ceilings() -> Ceilings:
     """Measure now, for a few seconds; the best of several runs counts, as a limit has to."""
     source = torch.ones(COPY_BYTES // 4)
     target = torch.empty_like(source)
-    copy_s = best(lambda: target.copy_(source))
+    moved = max(2 * COPY_BYTES / best(lambda: target.copy_(source)), COPY_BYTES / best(source.sum))
     rates = {"float32": _product(torch.float32), "int8": _int_product()}
-    return Ceilings(2 * COPY_BYTES / copy_s, rates, torch.get_num_threads())
+    return Ceilings(moved, rates, torch.get_num_threads())
 
 
 def best(work: Callable[[], object], repeats: int = REPEATS) -> float:

@@ -39,7 +39,7 @@ DEFINITIONS: Final = {
     "us": "median microseconds of a call, or of a step",
     "bytes": "of the message; of a kernel: what a call has to read and write at least",
     "fraction": "least time by the roofline divided by the measured one; the ceilings are those of this run: bytes of "
-    "a large copy, operations of a large product of the same numbers",
+    "a large copy or sum, operations of a large product of the same numbers",
     "bound": "which of the two ceilings is the lower one",
 }
 
@@ -201,4 +201,4 @@ def run(args: argparse.Namespace) -> int:
 def told(ceilings: Mapping[str, Any]) -> str:
     """The ceilings in one line."""
     rates = ", ".join(f"{name} {rate / 1e9:.0f} Gop/s" for name, rate in ceilings["operations_per_s"].items())
-    return f"ceilings: copy {ceilings['bytes_per_s'] / 1e9:.1f} GB/s, {rates}, {ceilings['threads']} threads"
+    return f"ceilings: memory {ceilings['bytes_per_s'] / 1e9:.1f} GB/s, {rates}, {ceilings['threads']} threads"

@@ -45,7 +45,7 @@ def test_kernels_stand_beside_the_ceilings_of_the_run(
 
 def test_ceilings_are_told_in_a_line() -> None:
     line = told({"bytes_per_s": 30e9, "operations_per_s": {"float32": 250e9}, "threads": 2})
-    assert line == "ceilings: copy 30.0 GB/s, float32 250 Gop/s, 2 threads"
+    assert line == "ceilings: memory 30.0 GB/s, float32 250 Gop/s, 2 threads"
 
 
 def test_sizes_below_one_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
