@@ -118,10 +118,10 @@ def _read_gemma3(config: ConfigFile) -> ModelSpec:
 
 
 def _read_conditional(config: ConfigFile) -> ModelSpec:
-    check_plain(config, ("text_config", "vision_config"))
     text = config.section("text_config")
     if text is None:
         raise config.refuse("text_config", "is required")
+    check_plain(config, ("text_config", "vision_config"))
     own = {name: value for name, value in text.fields.items() if value is not None and name != "architectures"}
     spec = _read_gemma3(ConfigFile(text.path, {**DEFAULTS_TEXT, **own}, text.prefix))
     if spec.architecture != TEXT_ARCHITECTURE:

@@ -80,7 +80,7 @@ def test_a_fault_of_one_block_is_found_there(
     def broken(*arguments: object, **named: object) -> Offline:
         offline = Offline(*arguments, **named)  # type: ignore[arg-type]  # passed on as they came
         with torch.no_grad():
-            offline.executor.model.blocks[block].get_parameter("mlp.down.weight").mul_(1.5)
+            offline.executor.model.blocks[block].get_parameter("mlp_norm.weight").mul_(1.5)
         return offline
 
     monkeypatch.setattr(parity, "Offline", broken)
