@@ -26,7 +26,7 @@ from model_executor.device import (
     thread_count,
     use_threads,
 )
-from model_executor.errors import ConfigRefused, NativeUnavailable
+from model_executor.errors import NativeUnavailable
 from model_executor.graph_choice import choose_graphs
 from model_executor.kv_cache import KVCache, LayerShape, group_layers
 from model_executor.marks import MarkedTable, mark_model
@@ -113,8 +113,6 @@ def bring_up(
     device = resolve_device(config.executor)
     if device.type == "cpu":
         log.info("computing with %d threads", use_threads(config.executor.cpu_threads))
-    if config.model.quantization != "none":
-        raise ConfigRefused("quantization", config.model.quantization, "no kernel for it yet; none can be served")
     progress("plan", 0, 1, "steps")
     began = time.monotonic()
     dtype_name = resolve_dtype(config.model.dtype, spec, device.type)
@@ -123,8 +121,13 @@ def bring_up(
     plan = choose_layers(spec, config.model)
     planned = time.monotonic()
     profiler = _profiler(config, device)
-    table = table or (KernelTable if profiler is None else MarkedTable)(native=_native(config, device))
-    model = build_model(spec, plan, chooser(table, dtype, device, config.cache.block_size))
+    native = _native(config, device)
+    table = table or (KernelTable if profiler is None else MarkedTable)(native=native)
+    choose = chooser(table, dtype, device, config.cache.block_size, int8=config.model.quantization == "int8")
+    model = build_model(spec, plan, choose)
+    if native is not None and table.all_native(native):
+        # Two pools of threads on the same cores wait for each other; what is left to torch is small.
+        torch.set_num_threads(1)
     built = time.monotonic()
     report = _load(config, model, spec, plan, progress)
     # The loader announces the end of the planning and the whole of the reading, and measures both.

@@ -16,6 +16,7 @@ from model_executor.layers import norm
 from model_executor.layers.attention import LayerKernels
 from model_executor.layers.experts import GROUPED_SPEC, LOOP_SPEC, ExpertsKernel, ExpertsProblem, ExpertsSpec
 from model_executor.layers.heads import SEPARATE_SPEC, HeadsKernel, HeadsProblem, HeadsSpec
+from model_executor.layers.int8 import INT8_SPEC
 from model_executor.layers.linear import UNPACKED_SPEC, Linear, LinearKernel, LinearProblem, LinearSpec
 from model_executor.layers.norm import NormKernel, NormKernelSpec, NormProblem, RmsNorm
 from model_executor.models.spec import Activation, AttentionSpec, MlpSpec, NormSpec
@@ -40,7 +41,7 @@ KV_APPEND: tuple[KernelSpec[AppendKernel], ...] = (triton_append.SPEC, torch_ref
 MLA_ATTENTION: tuple[MlaSpec[MlaKernel], ...] = (mla_absorbed.SPEC, mla.SPEC)
 LATENT_APPEND: tuple[MlaSpec[LatentAppendKernel], ...] = (mla.APPEND_SPEC,)
 EXPERTS: tuple[ExpertsSpec, ...] = (GROUPED_SPEC, LOOP_SPEC)
-LINEAR: tuple[LinearSpec, ...] = (UNPACKED_SPEC,)
+LINEAR: tuple[LinearSpec, ...] = (UNPACKED_SPEC, INT8_SPEC)
 NORM: tuple[NormKernelSpec, ...] = (norm.TORCH_SPEC,)
 HEADS: tuple[HeadsSpec, ...] = (SEPARATE_SPEC,)
 
@@ -169,6 +170,11 @@ class KernelTable:
         """
         return self._choose("heads", problem, self._heads, self._heads_kernels)
 
+    def all_native(self, native: Native) -> bool:
+        """Whether the library computes all that is large."""
+        large = ("linear", "attention", "mla_attention", "experts")
+        return all(each.chosen.endswith(native.name) for each in self._choices if each.operator in large)
+
     def explain(self) -> list[KernelChoice]:
         """Each choice made so far, with the reasons against the other candidates, in the order of choosing."""
         return list(self._choices)
@@ -193,13 +199,17 @@ class Chooser:
         dtype: of activations and cache.
         device: that the model runs on.
         block_size: tokens a KV block.
+        int8: whether the products of the blocks are computed in int8.
     """
 
-    def __init__(self, table: KernelTable, dtype: torch.dtype, device: torch.device, block_size: int) -> None:
+    def __init__(
+        self, table: KernelTable, dtype: torch.dtype, device: torch.device, block_size: int, *, int8: bool = False
+    ) -> None:
         self.dtype = dtype
         self.device = device
         self._table = table
         self._block_size = block_size
+        self._int8 = int8
 
     def __call__(self, spec: AttentionSpec) -> LayerKernels:
         """The kernels of grouped attention."""
@@ -258,7 +268,8 @@ class Chooser:
 
     def linear(self, inputs: int, outputs: int, *, bias: bool, gate: Activation | None = None) -> Linear:
         """A linear map; see LinearProblem."""
-        kernel = self._table.linear(LinearProblem(self.device.type, self.dtype, inputs, outputs, bias, gate))
+        problem = LinearProblem(self.device.type, self.dtype, inputs, outputs, bias, gate, self._int8)
+        kernel = self._table.linear(problem)
         return Linear(inputs, outputs, bias=bias, dtype=self.dtype, device=self.device, gate=gate, kernel=kernel)
 
     def norm(self, spec: NormSpec, size: int) -> RmsNorm:
@@ -267,6 +278,8 @@ class Chooser:
         return RmsNorm(size, spec, self.dtype, self.device, kernel)
 
 
-def chooser(table: KernelTable, dtype: torch.dtype, device: torch.device, block_size: int) -> Chooser:
+def chooser(
+    table: KernelTable, dtype: torch.dtype, device: torch.device, block_size: int, *, int8: bool = False
+) -> Chooser:
     """What the layers of a model ask for their kernels; see Chooser."""
-    return Chooser(table, dtype, device, block_size)
+    return Chooser(table, dtype, device, block_size, int8=int8)

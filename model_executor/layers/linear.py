@@ -23,6 +23,7 @@ class LinearProblem:
         inputs, outputs: widths of the weight.
         bias: whether there is one.
         gate: the activation on the first half of the product, which then multiplies the second; None: no halves.
+        int8: whether weight and input are brought to eight bits for the product, see int8.py.
     """
 
     device: str
@@ -31,10 +32,11 @@ class LinearProblem:
     outputs: int
     bias: bool
     gate: Activation | None = None
+    int8: bool = False
 
     def __str__(self) -> str:
         text = f"{self.device} {str(self.dtype).removeprefix('torch.')} {self.inputs} to {self.outputs}"
-        text += ", bias" if self.bias else ""
+        text += (", bias" if self.bias else "") + (", in int8" if self.int8 else "")
         return text if self.gate is None else f"{text}, halves gated by {self.gate}"
 
 
@@ -80,7 +82,9 @@ class Unpacked:
 
 
 LinearSpec: TypeAlias = OperatorSpec[LinearProblem, LinearKernel]
-UNPACKED_SPEC: Final[LinearSpec] = OperatorSpec("torch_matmul", Unpacked)
+UNPACKED_SPEC: Final[LinearSpec] = OperatorSpec(
+    "torch_matmul", Unpacked, other=lambda problem: "int8: computes in the dtype only" if problem.int8 else None
+)
 
 
 class Linear(nn.Module):

@@ -135,7 +135,8 @@ class Native:
             "pool_new": (pointer, (c_int,)),
             "pool_free": (None, (pointer,)),
             "linear_run": (c_int, (pointer, POINTER(LinearStruct), pointer, c_long, c_long, pointer, c_long)),
-            "linear_pack": (None, (pointer, POINTER(LinearStruct), pointer, c_long, c_long)),
+            "linear_pack": (c_int, (pointer, POINTER(LinearStruct), pointer, c_long, c_long)),
+            "linear_int8_bytes": (c_long, (c_long, c_long)),
             "linear_narrowest": (c_int, (pointer, c_long)),
             "attention_run": (c_int, (pointer, POINTER(AttentionStruct), POINTER(StepStruct))),
             "norm_run": (None, (pointer, POINTER(NormStruct))),
@@ -155,8 +156,18 @@ class Native:
             raise MemoryError(f"no room to pack {rows} rows")
 
     def pack(self, linear: LinearStruct, weight: int, row_stride: int, column_stride: int) -> None:
-        """Fill linear.panels from a float32 weight with the given strides of (in, out)."""
-        self._library.linear_pack(self._pool, linear, weight, row_stride, column_stride)
+        """Fill linear.panels from a float32 weight with the given strides of (in, out).
+
+        Raises:
+            MemoryError: there is no room for a panel's columns.
+        """
+        if self._library.linear_pack(self._pool, linear, weight, row_stride, column_stride):
+            raise MemoryError(f"no room to pack {linear.inputs} inputs")
+
+    def int8_bytes(self, inputs: int, outputs: int) -> int:
+        """Bytes of the panels of an int8 weight."""
+        size: int = self._library.linear_int8_bytes(inputs, outputs)
+        return size
 
     def narrowest(self, x: int, count: int) -> int:
         """The narrowest kind of linear.h that holds `count` floats at x exactly."""
@@ -187,22 +198,23 @@ def find_library(folder: Path = FOLDER, cpuinfo: Path = CPUINFO) -> Path:
     Raises:
         NativeUnavailable: the package was built without a C compiler.
     """
-    flags = _flags(cpuinfo)
+    flags = processor_flags(cpuinfo)
     for name, needed in BUILDS.items():
-        for path in _files(folder, name):
+        for path in build_files(folder, name):
             if needed <= flags:
                 return path
     raise NativeUnavailable("native library", "none", "the package was built without a C compiler")
 
 
-def _files(folder: Path, name: str) -> Iterator[Path]:
+def build_files(folder: Path, name: str) -> Iterator[Path]:
+    """The file of a build, if the package was installed with it."""
     for suffix in EXTENSION_SUFFIXES:
         path = folder / f"{name}{suffix}"
         if path.exists():
             yield path
 
 
-def _flags(cpuinfo: Path) -> frozenset[str]:
+def processor_flags(cpuinfo: Path) -> frozenset[str]:
     """What the processor can; nothing where the kernel does not say it in this form."""
     try:
         lines = cpuinfo.read_text().splitlines()

@@ -6,21 +6,19 @@
 
 #include <stdbool.h>
 
+#include "finish.h"
 #include "vector.h"
 
 #if defined(__F16C__)
 #include <immintrin.h>
 #endif
 
-#define PANEL 32
 /* Most rows of a tile: its sums, two vectors a row, stay in registers. */
 #if defined(__AVX512F__)
 #define MAX_ROWS 12
 #else
 #define MAX_ROWS 3
 #endif
-/* Most panels of a chunk. */
-#define MAX_GROUP 4
 /* From so many rows on the weights are worth a place in the first-level cache: STRETCH rows of a panel, in float32. */
 #define MANY_ROWS 36
 #define STRETCH 256
@@ -90,36 +88,6 @@ typedef struct {
     long group;
     long bands; /* 0: few rows */
 } Product;
-
-INLINE vf activate(long finish, vf gate) {
-    if (finish == GATED_SILU) return gate / (1.0f + exponential(-gate));
-    vf inner = 0.7978845608f * (gate + 0.044715f * gate * gate * gate);
-    return 0.5f * gate * (1.0f + hyperbolic_tangent(inner));
-}
-
-/* Write columns 0 .. count - 1 of 16. */
-INLINE void store_some(float *to, vf x, long count) {
-    if (count >= LANES) store(to, x);
-    else if (count > 0) memcpy(to, &x, count * sizeof(float));
-}
-
-/* Put one row's 32 sums of a panel where they belong. */
-static void finish(const Product *p, long row, long panel, const float *sums) {
-    const Linear *linear = p->linear;
-    const long column = panel * PANEL;
-    vf low = load(sums), high = load(sums + LANES);
-    if (linear->bias) {
-        low += load(linear->bias + column);
-        high += load(linear->bias + column + LANES);
-    }
-    float *out = p->out + row * p->out_stride;
-    if (linear->finish == PLAIN) {
-        store_some(out + column, low, linear->outputs - column);
-        store_some(out + column + LANES, high, linear->outputs - column - LANES);
-    } else {
-        store_some(out + column / 2, activate(linear->finish, low) * high, linear->outputs / 2 - column / 2);
-    }
-}
 
 /* A stretch of K of neighbouring panels, and where the sums of a block of rows go: panel c's to `to` + 32 c, rows
  * `to_stride` apart. `from`, if not NULL, holds what one panel's sums go on from: [row, 32]. */
@@ -207,7 +175,7 @@ static float *place(const Product *p, long row, long panel) { return p->out + ro
 /* Sums of a block by `count` panels, rows `stride` apart. */
 static void finish_block(const Product *p, Rows block, long panel, long count, const float *sums, long stride) {
     for (int r = 0; r < block.rows; r++)
-        for (long c = 0; c < count; c++) finish(p, block.first + r, panel + c, sums + r * stride + c * PANEL);
+        for (long c = 0; c < count; c++) finish(p->linear, p->out + (block.first + r) * p->out_stride, panel + c, sums + r * stride + c * PANEL);
 }
 
 /* Rows are cut into blocks as equal as can be. */
@@ -317,7 +285,7 @@ static void multiply(void *context, long chunk, int thread) {
 }
 
 /* Panels a chunk, so that the busiest thread has as little as can be. */
-static long panels_a_chunk(long panels, long threads) {
+long linear_panels_a_chunk(long panels, long threads) {
     long best = 1, least = panels + 1;
     for (long size = MAX_GROUP; size >= 1; size--) {
         long chunks = (panels + size - 1) / size, load = (chunks + threads - 1) / threads * size;
@@ -334,11 +302,12 @@ int linear_run(Pool *pool, const Linear *linear, const float *x, long x_stride, 
     Product p = {.linear = linear, .pool = pool, .x = x, .x_stride = x_stride, .rows = rows, .out = out,
                  .out_stride = out_stride};
     if (rows == 0) return 0;
+    if (linear->kind == INT8) return linear_int8_run(pool, linear, x, x_stride, rows, out, out_stride);
     p.blocks = (rows + MAX_ROWS - 1) / MAX_ROWS;
     p.least = rows / p.blocks;
     p.larger = rows % p.blocks;
     p.panels = (linear->outputs + PANEL - 1) / PANEL;
-    p.group = panels_a_chunk(p.panels, pool_threads(pool));
+    p.group = linear_panels_a_chunk(p.panels, pool_threads(pool));
     if (rows > 1) {
         p.packed = pool_shared(pool, rows * linear->inputs * sizeof(float));
         if (!p.packed) return -1;
@@ -352,7 +321,7 @@ int linear_run(Pool *pool, const Linear *linear, const float *x, long x_stride, 
 }
 
 /* The column of the weight that stands at place c of a panel, or -1. */
-static long column_at(const Linear *linear, long panel, int c) {
+long linear_column_at(const Linear *linear, long panel, int c) {
     if (linear->finish == PLAIN) {
         long column = panel * PANEL + c;
         return column < linear->outputs ? column : -1;
@@ -406,7 +375,7 @@ static void pack_panel(void *context, long panel, int thread) {
     float row[PANEL];
     for (long k = 0; k < linear->inputs; k++) {
         for (int c = 0; c < PANEL; c++) {
-            long column = column_at(linear, panel, c);
+            long column = linear_column_at(linear, panel, c);
             row[c] = column < 0 ? 0.0f : p->weight[k * p->row_stride + column * p->column_stride];
         }
         long place = (panel * linear->inputs + k) * PANEL;
@@ -422,8 +391,11 @@ static void pack_panel(void *context, long panel, int thread) {
     }
 }
 
-/* Fill linear->panels from a weight whose element (k, n) lies at k * row_stride + n * column_stride. */
-void linear_pack(Pool *pool, const Linear *linear, const float *weight, long row_stride, long column_stride) {
+/* Fill linear->panels from a weight whose element (k, n) lies at k * row_stride + n * column_stride. Returns 0, or -1
+ * without memory. */
+int linear_pack(Pool *pool, const Linear *linear, const float *weight, long row_stride, long column_stride) {
+    if (linear->kind == INT8) return linear_int8_pack(pool, linear, weight, row_stride, column_stride);
     Packing p = {linear, weight, row_stride, column_stride};
     pool_run(pool, pack_panel, &p, (linear->outputs + PANEL - 1) / PANEL);
+    return 0;
 }

@@ -4,8 +4,13 @@
 
 #include "pool.h"
 
-/* How a weight is kept. The first three compute in float32: the narrow ones widen to it exactly. */
-enum { FLOAT32 = 0, BFLOAT16 = 1, FLOAT16 = 2 };
+#define PANEL 32
+/* Most panels of a chunk. */
+#define MAX_GROUP 4
+
+/* How a weight is kept. The first three compute in float32: the narrow ones widen to it exactly. See linear_int8.c for
+ * the last. */
+enum { FLOAT32 = 0, BFLOAT16 = 1, FLOAT16 = 2, INT8 = 3 };
 
 /* What becomes of a product. GATED_*: a panel holds 16 gate columns and the 16 up columns of the same places, and the
  * result is activation(gate) * up, half as wide. */
@@ -19,5 +24,15 @@ typedef struct {
     const void *panels; /* [ceil(N / 32), K, 32]; columns beyond N are zeros */
     const float *bias;  /* [N] in the order of the panels' columns, or NULL */
 } Linear;
+
+/* The column of the weight that stands at place c of a panel, or -1. */
+long linear_column_at(const Linear *linear, long panel, int c);
+
+/* Panels a chunk, so that the busiest thread has as little as can be. */
+long linear_panels_a_chunk(long panels, long threads);
+
+int linear_int8_run(Pool *pool, const Linear *linear, const float *x, long x_stride, long rows, float *out,
+                    long out_stride);
+int linear_int8_pack(Pool *pool, const Linear *linear, const float *weight, long row_stride, long column_stride);
 
 #endif

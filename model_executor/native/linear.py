@@ -7,6 +7,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
+from model_executor.layers.int8 import group_fault
 from model_executor.layers.linear import LinearKernel, LinearProblem, LinearSpec, Product
 from model_executor.layers.operator import OperatorSpec
 from model_executor.models.spec import Activation
@@ -15,15 +16,17 @@ from model_executor.native.library import LinearStruct, Native
 PANEL: Final = 32
 # The kinds of linear.h, with their bytes an element.
 KIND_BYTES: Final = {0: 4, 1: 2, 2: 2}
-KIND_NAMES: Final = {0: "float32", 1: "bfloat16", 2: "float16"}
+INT8: Final = 3
+KIND_NAMES: Final = {0: "float32", 1: "bfloat16", 2: "float16", INT8: "int8"}
 FINISH: Final[dict[Activation | None, int]] = {None: 0, "silu": 1, "gelu_tanh": 2}
 
 
 class PackedProduct:
-    """A product with a packed weight, computed in float32.
+    """A product with a packed weight.
 
-    The weight is kept in the narrowest of float32, float16 and bfloat16 that holds every element exactly: a checkpoint
-    in bfloat16 gives the results of float32 with half the bytes to read.
+    Computed in float32, the weight is kept in the narrowest of float32, float16 and bfloat16 that holds every element
+    exactly: a checkpoint in bfloat16 gives the results of float32 with half the bytes to read. Computed in int8, it is
+    what layers/int8.py says.
 
     Args:
         native: that computes.
@@ -35,10 +38,12 @@ class PackedProduct:
     def __init__(self, native: Native, problem: LinearProblem, weight: Tensor, bias: Tensor | None) -> None:
         self._native = native
         self._width = problem.outputs if problem.gate is None else problem.outputs // 2
-        dense = weight if weight.is_contiguous() else weight.t()
-        self.kind = native.narrowest(dense.data_ptr(), dense.numel()) if dense.is_contiguous() else 0
+        self.kind = INT8 if problem.int8 else _narrowest(native, weight)
         panels = -(-problem.outputs // PANEL)
-        size = panels * PANEL * problem.inputs * KIND_BYTES[self.kind]
+        if problem.int8:
+            size = native.int8_bytes(problem.inputs, problem.outputs)
+        else:
+            size = panels * PANEL * problem.inputs * KIND_BYTES[self.kind]
         self.packed = torch.empty(size, dtype=torch.uint8)
         self._bias = None if bias is None else _by_panels(bias, problem, panels * PANEL)
         self._struct = LinearStruct(
@@ -63,6 +68,12 @@ class PackedProduct:
         out = x.new_empty(x.shape[0], self._width)
         self._native.linear(self._struct, x.data_ptr(), x.stride(0), x.shape[0], out.data_ptr(), self._width)
         return out
+
+
+def _narrowest(native: Native, weight: Tensor) -> int:
+    dense = weight if weight.is_contiguous() else weight.t()
+    assert dense.is_contiguous()
+    return native.narrowest(dense.data_ptr(), dense.numel())
 
 
 def _by_panels(bias: Tensor, problem: LinearProblem, size: int) -> Tensor:
@@ -98,7 +109,9 @@ def packed_linear(native: Native) -> LinearSpec:
     def make(problem: LinearProblem) -> LinearKernel:
         return PackedLinear(native, problem)
 
-    def unknown(problem: LinearProblem) -> str | None:
-        return None if problem.gate in FINISH else f"gate {problem.gate}: takes silu and gelu_tanh"
+    def limits(problem: LinearProblem) -> str | None:
+        if problem.gate not in FINISH:
+            return f"gate {problem.gate}: takes silu and gelu_tanh"
+        return group_fault(problem) if problem.int8 else None
 
-    return OperatorSpec(f"packed_{native.name}", make, frozenset(("cpu",)), frozenset((torch.float32,)), unknown)
+    return OperatorSpec(f"packed_{native.name}", make, frozenset(("cpu",)), frozenset((torch.float32,)), limits)

@@ -46,6 +46,8 @@ TESTED_ELSEWHERE = {
     "frontend/errors.py": "tests/frontend/api/test_errors.py",
     "model_executor/errors.py": "tests/model_executor/test_worker.py",
     "model_executor/startup.py": "tests/model_executor/test_runner.py",
+    "model_executor/layers/heads.py": "tests/model_executor/native/test_attention.py",
+    "model_executor/layers/operator.py": "tests/model_executor/layers/test_experts.py",
     "model_executor/layers/activation.py": "tests/model_executor/layers/test_mlp.py",
     "model_executor/weights/place.py": "tests/model_executor/weights/test_load.py",
     "model_executor/weights/report.py": "tests/model_executor/weights/test_load.py",

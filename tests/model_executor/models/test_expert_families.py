@@ -146,7 +146,9 @@ def test_greedy_tokens_over_the_wire(folder: Path, name: str, reference: Referen
     assert [group.window for group in ready.kv_groups] == [WINDOWS.get(name)]
     assert ready.memory["kv_cache"] == token_bytes * (ready.num_kv_blocks + 1) * BLOCK_SIZE
     operators = OPERATORS.get(name, ["mla_attention", "kv_append", "experts"])
-    assert {choice.operator for choice in ready.kernels} == set(operators)
+    chosen = {choice.operator for choice in ready.kernels}
+    # Whether one kernel does all before the attention depends on the machine.
+    assert chosen - {"heads", "kv_append"} == {*operators, "linear", "norm"} - {"kv_append"}
 
 
 def clear_continuations(reference: Reference, count: int, tokens: int) -> list[Continuation]:

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from model_executor.errors import ConfigRefused
 from model_executor.tools.observe import Observer, block_names
 from model_executor.tools.offline import Offline, OfflineOptions
 from tests.model_executor.engine import load
@@ -58,8 +57,3 @@ def test_identity_and_environment(folder: Path) -> None:
     assert identity.classes == [offline.spec.layers[source].class_name for source in (2, 3)]
     assert identity.revision == offline.executor.ready.load.revision
     assert (offline.environment.device, offline.environment.threads) == ("cpu", 1)
-
-
-def test_int8_without_kernels_is_refused(folder: Path) -> None:
-    with pytest.raises(ConfigRefused, match="quantization: 'int8': "):
-        Offline(OfflineOptions(folder, quantization="int8", sequences=1, threads=1))

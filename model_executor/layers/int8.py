@@ -1,0 +1,95 @@
+"""The reference of the products in eight bits, in plain torch.
+
+Weights have a scale for each output channel, activations one for each token and group of 64 input channels. A few input
+channels are far larger than the rest, and one scale would leave the rest a few steps; so within each group both sides
+are first turned by the same rotation, a Hadamard matrix of 64 (as QuaRot does: Ashkboos et al., 2024). The product
+stays, and what stood in one channel is spread over 64.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from model_executor.layers.linear import LinearProblem, LinearSpec, Product, gated
+from model_executor.layers.operator import OperatorSpec
+
+GROUP: Final = 64
+MOST: Final = 127
+
+
+def hadamard(size: int) -> Tensor:
+    """float32 [size, size], entries 1 and -1, symmetric (Sylvester, 1867). size: a power of two."""
+    matrix = torch.ones(1, 1)
+    while matrix.shape[0] < size:
+        matrix = torch.cat((torch.cat((matrix, matrix), 1), torch.cat((matrix, -matrix), 1)))
+    return matrix
+
+
+def rotate(x: Tensor) -> Tensor:
+    """[..., K] to [..., K / 64, 64], each group rotated."""
+    groups = x.reshape(*x.shape[:-1], -1, GROUP)
+    rotated: Tensor = groups @ hadamard(GROUP) / GROUP**0.5
+    return rotated
+
+
+def shrink(x: Tensor, axes: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+    """Whole numbers -127 .. 127 as float32, and what they are to be multiplied by: one scale over the axes."""
+    scale = x.abs().amax(axes, keepdim=True) / MOST
+    return torch.round(x / torch.where(scale > 0, scale, 1)).clamp(-MOST, MOST), scale
+
+
+class Int8Product:
+    """A product whose weight is kept in int8.
+
+    Args:
+        problem: of the product.
+        weight: float32 [inputs, outputs].
+        bias: float32 [outputs], or None.
+    """
+
+    stored_as = "int8"
+
+    def __init__(self, problem: LinearProblem, weight: Tensor, bias: Tensor | None) -> None:
+        whole, self._scale = shrink(rotate(weight.t()), (-2, -1))
+        self.packed = whole.to(torch.int8)
+        self._bias, self._gate = bias, problem.gate
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """See Product. Products of whole numbers within a group are exact in float32."""
+        whole, scale = shrink(rotate(x), (-1,))
+        groups = torch.bmm(whole.transpose(0, 1), self.packed.float().permute(1, 2, 0))
+        made = (groups * scale.transpose(0, 1)).sum(0) * self._scale.flatten()
+        made = made if self._bias is None else made + self._bias
+        return made if self._gate is None else gated(made, self._gate)
+
+
+class Int8Linear:
+    """Packs weights.
+
+    Args:
+        problem: of the products.
+    """
+
+    def __init__(self, problem: LinearProblem) -> None:
+        self._problem = problem
+
+    def pack(self, weight: Tensor, bias: Tensor | None) -> Product:
+        """See LinearKernel."""
+        return Int8Product(self._problem, weight, bias)
+
+
+def group_fault(problem: LinearProblem) -> str | None:
+    """Why a weight cannot be kept in int8."""
+    return f"inputs {problem.inputs}: int8 takes multiples of {GROUP}" if problem.inputs % GROUP else None
+
+
+def _limits(problem: LinearProblem) -> str | None:
+    return group_fault(problem) if problem.int8 else "in float32: see torch_matmul"
+
+
+INT8_SPEC: Final[LinearSpec] = OperatorSpec(
+    "torch_int8", Int8Linear, frozenset(("cpu",)), frozenset((torch.float32,)), _limits
+)

@@ -1,0 +1,36 @@
+/* What becomes of the sums of a product. */
+#ifndef TERCET_FINISH_H
+#define TERCET_FINISH_H
+
+#include "linear.h"
+#include "vector.h"
+
+INLINE vf activate(long finish, vf gate) {
+    if (finish == GATED_SILU) return gate / (1.0f + exponential(-gate));
+    vf inner = 0.7978845608f * (gate + 0.044715f * gate * gate * gate);
+    return 0.5f * gate * (1.0f + hyperbolic_tangent(inner));
+}
+
+/* Write columns 0 .. count - 1 of 16. */
+INLINE void store_some(float *to, vf x, long count) {
+    if (count >= LANES) store(to, x);
+    else if (count > 0) memcpy(to, &x, count * sizeof(float));
+}
+
+/* Put one row's 32 sums of a panel where they belong in the row's result. */
+static inline void finish(const Linear *linear, float *out, long panel, const float *sums) {
+    const long column = panel * PANEL;
+    vf low = load(sums), high = load(sums + LANES);
+    if (linear->bias) {
+        low += load(linear->bias + column);
+        high += load(linear->bias + column + LANES);
+    }
+    if (linear->finish == PLAIN) {
+        store_some(out + column, low, linear->outputs - column);
+        store_some(out + column + LANES, high, linear->outputs - column - LANES);
+    } else {
+        store_some(out + column / 2, activate(linear->finish, low) * high, linear->outputs / 2 - column / 2);
+    }
+}
+
+#endif

@@ -1,0 +1,1 @@
+"""Tests of the native kernels, of every build that this processor can run."""
