@@ -41,6 +41,7 @@ from frontend.tokenizer.load import load_tokenizer
 
 COMPLETIONS: Final = "/v1/completions"
 CHAT: Final = "/v1/chat/completions"
+NAME: Final = "--served-model-name"
 # The warm-up's prompts must not be those of the run.
 WARMUP_SEED: Final = 1_000_003
 TITLES: Final = (
@@ -207,6 +208,12 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
+def own_server(words: str) -> OwnServer:
+    """The server of --serve; unless told otherwise it calls the model by its folder's name, not by its path."""
+    model, flags = served(words)
+    return OwnServer(model, [*([] if NAME in flags else [NAME, model.name]), *flags])
+
+
 def _tokenizer(args: argparse.Namespace) -> Tokenizer | None:
     """The one that was given, else that of our own server's model where texts are needed."""
     folder = args.tokenizer
@@ -225,7 +232,7 @@ def target(args: argparse.Namespace) -> Iterator[Endpoint]:
     with contextlib.ExitStack() as stack:
         url = args.base_url
         if url is None:
-            server = stack.enter_context(OwnServer(*served(args.serve)))
+            server = stack.enter_context(own_server(args.serve))
             server.wait_ready()
             url = server.url
         model = args.model or model_name(url)
@@ -262,6 +269,10 @@ def _requests(args: argparse.Namespace, count: int, seed: int, tokenizer: Tokeni
 
 def _result(run: Run, load: Load, wanted: Wanted, endpoint: Endpoint) -> dict[str, object]:
     rate = run.pace.request_rate
+    found = figures(load, wanted)
+    if not math.isfinite(rate) and run.pace.ramp is None:
+        # Nothing says when a request of a closed loop is due.
+        del found["p99_send_delay_ms"]
     return {
         "backend": "openai-chat" if endpoint.path == CHAT else "openai",
         "model_id": endpoint.model,
@@ -269,5 +280,5 @@ def _result(run: Run, load: Load, wanted: Wanted, endpoint: Endpoint) -> dict[st
         "request_rate": rate if math.isfinite(rate) else "inf",
         "burstiness": run.pace.burstiness,
         "max_concurrency": run.max_concurrency,
-        **figures(load, wanted),
+        **found,
     }

@@ -15,7 +15,7 @@ from msgspec import Struct, to_builtins
 from tqdm import tqdm
 
 from bench.arrivals import Pace
-from bench.errors import UsageError
+from bench.errors import BenchError, UsageError
 from bench.options import add_output_flags, add_serve_flag, columns, command_line, deliver, settings
 from bench.processes import Process, look_below
 from bench.prompts import Shape, random_requests
@@ -33,6 +33,7 @@ DEFINITIONS: Final = {
     "cold": "the model's files were dropped from the page cache before; warm: they were read by the start before",
     "*_mib": "proportional memory (PSS) of each process in MiB once the server is ready, median of the repeats; with "
     "--load after a batch of requests; total_mib: of all processes of the server",
+    "page_cache_share": "of the weights, how much was in memory already, as the executor saw it",
     "phases": "seconds by /reports/startup, of the repeat with the median",
 }
 
@@ -57,12 +58,14 @@ class Start(Struct, frozen=True):
         ready_s: seconds until it was ready.
         processes: once it was.
         phases: seconds, by the server's own report.
+        page_cache_share: of the weights, how much was in memory before.
     """
 
     kind: Kind
     ready_s: float
     processes: list[Process]
     phases: object
+    page_cache_share: object
 
 
 def run(args: argparse.Namespace) -> int:
@@ -99,7 +102,10 @@ def measure(kind: Kind, model: Path, flags: Sequence[str], load: int) -> Start:
         if load:
             requests = random_requests(Shape(vocab=LOAD_VOCAB), load, seed=1)
             Run(requests, [], Pace(), None, 1).measure(Endpoint(server.url, COMPLETIONS, model_name(server.url)))
-        return Start(kind, ready_s, look_below(os.getpid()), fetch(server.url, "/reports/startup"))
+        match fetch(server.url, "/reports/startup"):
+            case {"seconds": phases, "page_cache_share": share}:
+                return Start(kind, ready_s, look_below(os.getpid()), phases, share)
+    raise BenchError("/reports/startup: the server tells no times")
 
 
 def drop_from_page_cache(folder: Path) -> None:
@@ -126,4 +132,5 @@ def result(starts: Sequence[Start]) -> dict[str, object]:
         **{f"{role}_mib": statistics.median(sizes) for role, sizes in by_role.items()},
         "total_mib": statistics.median(sum(one.pss for one in each.processes) / MIB for each in starts),
         "phases": middle.phases,
+        "page_cache_share": middle.page_cache_share,
     }
