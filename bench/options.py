@@ -106,4 +106,6 @@ def columns(results: Sequence[dict[str, object]], names: Sequence[str]) -> list[
 
 
 def _short(value: object) -> object:
-    return f"{value:.2f}" if isinstance(value, float) else value
+    if not isinstance(value, float):
+        return value
+    return f"{value:.2f}" if abs(value) >= 1 else f"{value:.3g}"
