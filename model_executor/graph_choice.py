@@ -11,6 +11,8 @@ from model_executor.graph import bucket_sizes
 
 GRAPH: Final = "cuda_graph"
 BUFFERS: Final = "static_buffers"
+PROGRAM: Final = "native_program"
+NO_PROGRAM: Final = "the native library does not compute the model"
 AS_IT_IS: Final = "as_it_is"
 
 
@@ -42,7 +44,9 @@ class GraphChoice:
         return KernelChoice("decode_step", problem, chosen, known)
 
 
-def choose_graphs(options: ExecutorOptions, device: str, *, waits_for_device: bool, max_rows: int) -> GraphChoice:
+def choose_graphs(
+    options: ExecutorOptions, device: str, *, waits_for_device: bool, max_rows: int, program: str | None = NO_PROGRAM
+) -> GraphChoice:
     """Choose from the options and the facts.
 
     Args:
@@ -50,6 +54,7 @@ def choose_graphs(options: ExecutorOptions, device: str, *, waits_for_device: bo
         device: "cpu" or "cuda".
         waits_for_device: whether the model reads results on the host within a step.
         max_rows: rows of the largest step.
+        program: why the native library cannot run a step in one call; None: it can.
     """
     both = ["--enforce-eager"] if options.enforce_eager else []
     graph, buffers = list(both), list(both)
@@ -62,5 +67,6 @@ def choose_graphs(options: ExecutorOptions, device: str, *, waits_for_device: bo
         if not options.cuda_graph_sizes:
             buffers.append("padding costs time on CPU: it is done where --cuda-graph-sizes asks for it")
     most = bucket_sizes(options.cuda_graph_sizes, max_rows)
-    candidates = ((GRAPH, tuple(graph)), (BUFFERS, tuple(buffers)), (AS_IT_IS, ()))
+    calls = [*both, *([] if program is None else [program])]
+    candidates = ((GRAPH, tuple(graph)), (BUFFERS, tuple(buffers)), (PROGRAM, tuple(calls)), (AS_IT_IS, ()))
     return GraphChoice(() if graph and buffers else most, most, candidates)

@@ -17,6 +17,7 @@ from model_executor.errors import PlanInvalid
 from model_executor.graph import GraphRunner, GraphShape
 from model_executor.kv_cache import KVCache
 from model_executor.models.decoder import Decoder
+from model_executor.native.program import Program
 from model_executor.sampler import Logprobs, SampleRows, sample
 from model_executor.slots import NO_IDS, Slots
 
@@ -57,6 +58,7 @@ class Runner:
         sample_vocab_size: ids from it on are never sampled.
         max_num_batched_tokens: most tokens of a plan.
         buckets: row counts to pad steps of single tokens to, rising; none: all steps run as they are.
+        program: the forward pass in one call. A hook on a module is to see every step: with one the modules run.
 
     Attributes:
         cache: as given.
@@ -72,8 +74,11 @@ class Runner:
         sample_vocab_size: int,
         max_num_batched_tokens: int,
         buckets: tuple[int, ...] = (),
+        program: Program | None = None,
     ) -> None:
         self._model = model
+        self._program = program
+        self._hooks = [hooks for each in model.modules() for hooks in (each._forward_hooks, each._forward_pre_hooks)]
         self.cache = cache
         self._slots = slots
         self._sample_vocab_size = sample_vocab_size
@@ -191,7 +196,7 @@ class Runner:
 
     def _step(self, batch: BatchInputs, index: BatchIndex) -> tuple[Tensor | None, Logprobs | None]:
         if not len(index.sample_index):
-            self._model(batch, self.cache)
+            self._forward(batch)
             return None, None
         rows = self._slots.sampling(index)
         token_ids, logprobs = sample(self._logits(batch), rows, self._sample_vocab_size)
@@ -203,7 +208,9 @@ class Runner:
         return self._forward(batch) if self._graphs is None else self._graphs.run(batch)
 
     def _forward(self, batch: BatchInputs) -> Tensor:
-        """The same, of a batch as it is."""
+        """The same, of a batch as it is, in which perhaps no row samples."""
+        if self._program is not None and not any(self._hooks):
+            return self._program.run(batch)
         hidden: Tensor = self._model(batch, self.cache)
         return self._model.logits(hidden[batch.sample_index])
 

@@ -27,13 +27,14 @@ from model_executor.device import (
     use_threads,
 )
 from model_executor.errors import NativeUnavailable
-from model_executor.graph_choice import choose_graphs
+from model_executor.graph_choice import NO_PROGRAM, choose_graphs
 from model_executor.kv_cache import KVCache, LayerShape, group_layers
 from model_executor.marks import MarkedTable, mark_model
 from model_executor.memory import GroupNeeds, PoolNeeds, size_pools
 from model_executor.models.decoder import Decoder, build_model
 from model_executor.models.spec import ModelSpec, resolve_dtype
 from model_executor.native.library import Native, load_native
+from model_executor.native.program import Program, why_not
 from model_executor.profiler import ProfiledRunner, StepProfiler
 from model_executor.runner import Runner
 from model_executor.slots import SlotLimits, Slots
@@ -142,17 +143,20 @@ def bring_up(
         groups, cache = _cache(config, spec, plan, dtype, device)
         slots = Slots(_limits(config, spec, cache), device)
     tokens = _batched_tokens(config, device)
+    rows = min(config.scheduler.max_num_seqs, tokens)
+    refusal = NO_PROGRAM if native is None else why_not(model)
     graphs = choose_graphs(
-        config.executor,
-        device.type,
-        waits_for_device=model.waits_for_device,
-        max_rows=min(config.scheduler.max_num_seqs, tokens),
+        config.executor, device.type, waits_for_device=model.waits_for_device, max_rows=rows, program=refusal
     )
+    program = None
+    if native is not None and refusal is None and not config.executor.enforce_eager:
+        program = Program(native, model, cache, tokens, rows)
     runner = Runner(
         *(model, cache, slots),
         sample_vocab_size=_sample_vocab_size(config, spec),
         max_num_batched_tokens=tokens,
         buckets=graphs.buckets,
+        program=program,
     )
     if profiler is not None:
         mark_model(model, plan)

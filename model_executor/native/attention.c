@@ -4,10 +4,11 @@
  * Within a part a query's sums run on from tile to tile; the parts of a query are joined in rising order at the end. So
  * what a query gets depends on its position and the keys alone: not on the other queries of the step, nor on how the
  * prompt was cut. A tile that a query sees nothing of changes none of its bits. */
+#include "attention.h"
+
 #include <math.h>
 #include <stdbool.h>
 
-#include "pool.h"
 #include "vector.h"
 
 #define TILE 32
@@ -25,41 +26,21 @@
 #define VALUE_VECTORS 2
 #endif
 
-typedef struct {
-    long heads, kv_heads, head_dim, block_size;
-    long window; /* 0: none */
-    float scale;
-    float soft_cap; /* 0: none */
-} Attention;
-
-typedef struct {
-    const float *query;  /* [T, heads, head_dim], tokens query_stride apart */
-    long query_stride;
-    float *out;          /* [T, heads, head_dim], contiguous */
-    const float *key;    /* [blocks, block_size, kv_heads, head_dim] */
-    const float *value;
-    long rows;
-    const int64_t *query_start; /* [rows + 1] */
-    const int64_t *contexts;    /* [rows] tokens in the cache, this step's included */
-    const int64_t *tables;      /* [rows, blocks of the longest], rows table_stride apart */
-    long table_stride;
-} Step;
-
-/* Some queries of a row, one KV head, one part or all of them. */
+/* Some queries of a row, some KV heads, one part or all of them. */
 typedef struct {
     long row;
     long token, queries; /* index into T of the first */
     long position;       /* of the first query */
-    long kv_head;
+    long kv_head, kv_heads;
     long first, last;    /* parts */
     float *kept;         /* where the state of the one part goes; NULL: the item is finished here */
 } Item;
 
-/* The state of a query row: greatest score, sum of exponentials by lane, weighted values. */
+/* The state of query rows: greatest score, sum of exponentials by lane, weighted values [rows, head_dim]. */
 typedef struct {
-    float best[MAX_ROWS];
-    vf total[MAX_ROWS];
-    float *values; /* [rows, head_dim] */
+    float *best;
+    vf *total;
+    float *values;
 } State;
 
 typedef struct {
@@ -70,26 +51,30 @@ typedef struct {
     bool failed;
 } Run;
 
-static const float *row_at(const float *cache, const Attention *a, const int64_t *table, long position, long kv_head) {
-    long slot = table[position / a->block_size] * a->block_size + position % a->block_size;
-    return cache + (slot * a->kv_heads + kv_head) * a->head_dim;
-}
-
-/* Where the rows of a tile lie. What is beyond the context repeats the last one: it is finite, and masked. */
-static void find_rows(const float *cache, const Attention *a, const int64_t *table, long first, long context,
-                      long kv_head, const float *rows[TILE]) {
+/* Where the tokens of a tile lie, in numbers of the cache. What is beyond the context repeats the last one: it is finite,
+ * and masked. */
+static void find_tokens(const Attention *a, const int64_t *table, long first, long context, long places[TILE]) {
     for (long j = 0; j < TILE; j++) {
-        long position = first + j < context ? first + j : context - 1;
-        rows[j] = row_at(cache, a, table, position, kv_head);
+        const long position = first + j < context ? first + j : context - 1, block = position / a->block_size;
+        places[j] = (table[block] * a->block_size + position - block * a->block_size) * a->kv_heads * a->head_dim;
     }
 }
 
+/* Ask for what the next tile reads: its blocks lie anywhere. */
+static void prefetch(const Step *step, const long places[TILE], long head_at, long floats) {
+    for (int j = 0; j < TILE; j++)
+        for (long f = 0; f < floats; f += LANES) {
+            __builtin_prefetch(step->key + places[j] + head_at + f, 0, 2);
+            __builtin_prefetch(step->value + places[j] + head_at + f, 0, 2);
+        }
+}
+
 /* Keys of a tile to [head_dim, 32]. */
-static void turn_keys(const float *const rows[TILE], long head_dim, float *turned) {
+static void turn_keys(const float *key, const long places[TILE], long head_dim, float *turned) {
     for (long d = 0; d < head_dim; d += LANES)
         for (int half = 0; half < TILE; half += LANES) {
             vf t[LANES];
-            for (int j = 0; j < LANES; j++) t[j] = load(rows[half + j] + d);
+            for (int j = 0; j < LANES; j++) t[j] = load(key + places[half + j] + d);
             transpose(t);
             for (int i = 0; i < LANES; i++) store(turned + (d + i) * TILE + half, t[i]);
         }
@@ -135,7 +120,7 @@ static void score(long rows, const float *query, long head_dim, const float *tur
 }
 
 /* values[r] += sum over the tile's keys j of weight[r, j] * rows[j], for `vectors` vectors from element d on. */
-INLINE void weigh_rows(const int rows, const int vectors, const float *weight, const float *const value[TILE],
+INLINE void weigh_rows(const int rows, const int vectors, const float *weight, const float *value, const long places[TILE],
                        long d, float *values, long head_dim) {
     vf sums[VALUE_ROWS * VALUE_VECTORS];
 #pragma GCC unroll 6
@@ -145,7 +130,7 @@ INLINE void weigh_rows(const int rows, const int vectors, const float *weight, c
     for (long j = 0; j < TILE; j++) {
         vf x[VALUE_VECTORS];
 #pragma GCC unroll 4
-        for (int v = 0; v < vectors; v++) x[v] = load(value[j] + d + v * LANES);
+        for (int v = 0; v < vectors; v++) x[v] = load(value + places[j] + d + v * LANES);
 #pragma GCC unroll 6
         for (int r = 0; r < rows; r++)
 #pragma GCC unroll 4
@@ -157,28 +142,28 @@ INLINE void weigh_rows(const int rows, const int vectors, const float *weight, c
         for (int v = 0; v < vectors; v++) store(values + r * head_dim + d + v * LANES, sums[r * VALUE_VECTORS + v]);
 }
 
-INLINE void weigh_width(const int vectors, long rows, const float *weight, const float *const value[TILE], long d,
+INLINE void weigh_width(const int vectors, long rows, const float *weight, const float *value, const long places[TILE], long d,
                         float *values, long head_dim) {
     for (long r = 0; r < rows;) {
         const float *from = weight + r * TILE;
         float *to = values + r * head_dim;
         switch (rows - r) {
-        case 1: weigh_rows(1, vectors, from, value, d, to, head_dim); r += 1; break;
-        case 2: weigh_rows(2, vectors, from, value, d, to, head_dim); r += 2; break;
+        case 1: weigh_rows(1, vectors, from, value, places, d, to, head_dim); r += 1; break;
+        case 2: weigh_rows(2, vectors, from, value, places, d, to, head_dim); r += 2; break;
 #if defined(__AVX512F__)
-        case 3: case 5: weigh_rows(3, vectors, from, value, d, to, head_dim); r += 3; break;
-        case 4: weigh_rows(4, vectors, from, value, d, to, head_dim); r += 4; break;
+        case 3: case 5: weigh_rows(3, vectors, from, value, places, d, to, head_dim); r += 3; break;
+        case 4: weigh_rows(4, vectors, from, value, places, d, to, head_dim); r += 4; break;
 #endif
-        default: weigh_rows(VALUE_ROWS, vectors, from, value, d, to, head_dim); r += VALUE_ROWS; break;
+        default: weigh_rows(VALUE_ROWS, vectors, from, value, places, d, to, head_dim); r += VALUE_ROWS; break;
         }
     }
 }
 
-static void weigh(long rows, const float *weight, const float *const value[TILE], float *values, long head_dim) {
+static void weigh(long rows, const float *weight, const float *value, const long places[TILE], float *values, long head_dim) {
     long d = 0;
     for (; d + VALUE_VECTORS * LANES <= head_dim; d += VALUE_VECTORS * LANES)
-        weigh_width(VALUE_VECTORS, rows, weight, value, d, values, head_dim);
-    for (; d < head_dim; d += LANES) weigh_width(1, rows, weight, value, d, values, head_dim);
+        weigh_width(VALUE_VECTORS, rows, weight, value, places, d, values, head_dim);
+    for (; d < head_dim; d += LANES) weigh_width(1, rows, weight, value, places, d, values, head_dim);
 }
 
 INLINE vf shape_score(const Attention *a, vf score) {
@@ -188,7 +173,7 @@ INLINE vf shape_score(const Attention *a, vf score) {
 }
 
 /* Turn the scores of one query row into weights, and its state to the new greatest score. */
-static void soften(const Attention *a, State *state, long r, long position, long first, float *scores) {
+static void soften(const Attention *a, const State *state, long r, long position, long first, float *scores) {
     const vi lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
     const vf never = all(-INFINITY);
     vi low_at = lane + (int32_t)(first - position), high_at = low_at + LANES;
@@ -217,7 +202,7 @@ static void soften(const Attention *a, State *state, long r, long position, long
     store(scores + LANES, high);
 }
 
-static void clear(State *state, long rows, long head_dim) {
+static void clear(const State *state, long rows, long head_dim) {
     for (long r = 0; r < rows; r++) {
         state->best[r] = -INFINITY;
         state->total[r] = (vf){0};
@@ -225,24 +210,35 @@ static void clear(State *state, long rows, long head_dim) {
     memset(state->values, 0, rows * head_dim * sizeof(float));
 }
 
-/* One part of an item's keys into a cleared state. */
+/* Query rows that share a KV head. */
+static long rows_a_head(const Attention *a, const Item *item) { return item->queries * (a->heads / a->kv_heads); }
+
+/* One part of an item's keys into a cleared state. Rows stand by KV head. */
 static void attend_part(const Run *run, const Item *item, long part, const float *query, float *turned, float *scores,
-                        State *state) {
+                        const State *state) {
     const Attention *a = run->attention;
     const Step *step = run->step;
-    const long group = a->heads / a->kv_heads, rows = item->queries * group;
+    const long group = a->heads / a->kv_heads, rows = rows_a_head(a, item), width = a->head_dim;
     const int64_t *table = step->tables + item->row * step->table_stride;
     const long context = step->contexts[item->row], seen = item->position + item->queries;
-    long first = part * PART, last = first + PART < seen ? first + PART : seen;
+    const long last = (part + 1) * PART < seen ? (part + 1) * PART : seen;
+    long first = part * PART, places[2][TILE];
     if (a->window && item->position - a->window + 1 > first) first = (item->position - a->window + 1) / TILE * TILE;
-    for (long at = first; at < last; at += TILE) {
-        const float *at_rows[TILE];
-        find_rows(step->key, a, table, at, context, item->kv_head, at_rows);
-        turn_keys(at_rows, a->head_dim, turned);
-        score(rows, query, a->head_dim, turned, scores);
-        for (long r = 0; r < rows; r++) soften(a, state, r, item->position + r / group, at, scores + r * TILE);
-        find_rows(step->value, a, table, at, context, item->kv_head, at_rows);
-        weigh(rows, scores, at_rows, state->values, a->head_dim);
+    find_tokens(a, table, first, context, places[0]);
+    for (long at = first, turn = 0; at < last; at += TILE, turn ^= 1) {
+        if (at + TILE < last) {
+            find_tokens(a, table, at + TILE, context, places[turn ^ 1]);
+            prefetch(step, places[turn ^ 1], item->kv_head * width, item->kv_heads * width);
+        }
+        for (long head = 0; head < item->kv_heads; head++) {
+            const long begin = (item->kv_head + head) * width;
+            const State mine = {state->best + head * rows, state->total + head * rows,
+                                state->values + head * rows * width};
+            turn_keys(step->key + begin, places[turn], width, turned);
+            score(rows, query + head * rows * width, width, turned, scores);
+            for (long r = 0; r < rows; r++) soften(a, &mine, r, item->position + r / group, at, scores + r * TILE);
+            weigh(rows, scores, step->value + begin, places[turn], mine.values, width);
+        }
     }
 }
 
@@ -257,41 +253,53 @@ static void join(float *best, float *total, float *values, float next_best, floa
     *best = top;
 }
 
+/* The token and the head of an item's query row. */
+static void whose(const Attention *a, const Item *item, long r, long *token, long *head) {
+    const long group = a->heads / a->kv_heads, rows = rows_a_head(a, item);
+    *token = item->token + r % rows / group;
+    *head = (item->kv_head + r / rows) * group + r % rows % group;
+}
+
 static void write_out(const Run *run, const Item *item, long r, float total, const float *values) {
     const Attention *a = run->attention;
-    const long group = a->heads / a->kv_heads;
-    const long token = item->token + r / group, head = item->kv_head * group + r % group;
+    long token, head;
+    whose(a, item, r, &token, &head);
     float *to = run->step->out + (token * a->heads + head) * a->head_dim;
     for (long d = 0; d < a->head_dim; d += LANES) store(to + d, load(values + d) / total);
 }
 
-/* The queries of an item, [head_dim, rows]. */
+/* The queries of an item: for each KV head [head_dim, rows]. */
 static void turn_queries(const Run *run, const Item *item, float *turned) {
     const Attention *a = run->attention;
-    const long group = a->heads / a->kv_heads, rows = item->queries * group;
-    for (long r = 0; r < rows; r++) {
-        const float *from = run->step->query + (item->token + r / group) * run->step->query_stride +
-                            (item->kv_head * group + r % group) * a->head_dim;
-        for (long d = 0; d < a->head_dim; d++) turned[d * rows + r] = from[d];
+    const long rows = rows_a_head(a, item);
+    for (long r = 0; r < rows * item->kv_heads; r++) {
+        long token, head;
+        whose(a, item, r, &token, &head);
+        const float *from = run->step->query + token * run->step->query_stride + head * a->head_dim;
+        float *to = turned + r / rows * rows * a->head_dim + r % rows;
+        for (long d = 0; d < a->head_dim; d++) to[d * rows] = from[d];
     }
 }
 
+/* Values [rows, head_dim], sums of exponentials [rows], greatest scores [rows]. */
 static long state_floats(long rows, long head_dim) { return rows * (head_dim + 2); }
 
 static void attend(void *context, long index, int thread) {
     Run *run = context;
     const Item *item = &run->items[index];
     const Attention *a = run->attention;
-    const long rows = item->queries * (a->heads / a->kv_heads), width = a->head_dim;
-    float *room = pool_scratch(run->pool, thread, (rows * 4 + TILE) * width * 4 + rows * (TILE + 2) * 4);
+    const long rows = rows_a_head(a, item) * item->kv_heads, width = a->head_dim;
+    const size_t floats = rows * LANES + TILE * width + 2 * rows * width + rows + state_floats(rows, width) + rows * TILE;
+    float *room = pool_scratch(run->pool, thread, floats * sizeof(float));
     if (!room) {
         run->failed = true;
         return;
     }
-    float *turned = room, *query = turned + TILE * width, *joined = query + rows * width;
-    float *scores = joined + rows * width, *totals = scores + rows * TILE;
-    State state = {.values = totals + 2 * rows};
-    float *best = totals + rows;
+    /* What is loaded as vectors stands first, aligned. */
+    State state = {.total = (vf *)room, .values = room + rows * LANES};
+    float *turned = state.values + rows * width, *query = turned + TILE * width, *joined = query + rows * width;
+    float *totals = joined + rows * width, *best = totals + rows, *scores = best + rows;
+    state.best = scores + rows * TILE;
     turn_queries(run, item, query);
     for (long part = item->first; part < item->last; part++) {
         clear(&state, rows, width);
@@ -308,9 +316,7 @@ static void attend(void *context, long index, int thread) {
         }
     }
     if (item->kept) {
-        memcpy(item->kept, joined, rows * width * sizeof(float));
-        memcpy(item->kept + rows * width, totals, rows * sizeof(float));
-        memcpy(item->kept + rows * (width + 1), best, rows * sizeof(float));
+        memcpy(item->kept, joined, state_floats(rows, width) * sizeof(float));
         return;
     }
     for (long r = 0; r < rows; r++) write_out(run, item, r, totals[r], joined + r * width);
@@ -321,22 +327,23 @@ static long first_part(const Attention *a, long position) {
     return a->window && position >= a->window ? (position - a->window + 1) / PART : 0;
 }
 
-/* Write the items of one row, or count them when `items` is NULL. A single query of several parts is shared out by
- * parts: its context is what there is to compute. */
-static long row_items(const Attention *a, const Step *step, long row, Item *items, float **kept) {
+/* Write the items of one row, or count them when `items` is NULL. An item takes all KV heads, which lie side by side in
+ * the cache, unless there are too few rows to keep the threads busy; and a single query of several parts is shared out by
+ * parts. */
+static long row_items(const Attention *a, const Step *step, long row, bool by_heads, Item *items, float **kept) {
     const long count = step->query_start[row + 1] - step->query_start[row], group = a->heads / a->kv_heads;
-    const long start = step->contexts[row] - count, most = MAX_ROWS / group;
+    const long start = step->contexts[row] - count, most = MAX_ROWS / group, heads = by_heads ? 1 : a->kv_heads;
     long made = 0;
     for (long done = 0; done < count; done += most) {
         const long queries = count - done < most ? count - done : most, position = start + done;
         const long first = first_part(a, position), last = (position + queries - 1) / PART + 1;
         const bool by_parts = count == 1 && last - first > 1;
-        for (long head = 0; head < a->kv_heads; head++)
+        for (long head = 0; head < a->kv_heads; head += heads)
             for (long part = first; part < (by_parts ? last : first + 1); part++, made++) {
                 if (!items) continue;
-                items[made] = (Item){row, step->query_start[row] + done, queries, position, head, part,
+                items[made] = (Item){row, step->query_start[row] + done, queries, position, head, heads, part,
                                      by_parts ? part + 1 : last, by_parts ? *kept : NULL};
-                if (by_parts) *kept += state_floats(group, a->head_dim);
+                if (by_parts) *kept += state_floats(group * heads, a->head_dim);
             }
     }
     return made;
@@ -345,35 +352,36 @@ static long row_items(const Attention *a, const Step *step, long row, Item *item
 /* Join the parts of items that were shared out; neighbours of the same row and head belong together. */
 static void join_items(const Run *run, long count) {
     const Attention *a = run->attention;
-    const long group = a->heads / a->kv_heads, width = a->head_dim;
+    const long width = a->head_dim;
     for (long i = 0; i < count; i++) {
         const Item *first = &run->items[i];
         if (!first->kept) continue;
-        float *values = first->kept, *totals = values + group * width, *best = totals + group;
+        const long rows = rows_a_head(a, first) * first->kv_heads;
+        float *values = first->kept, *totals = values + rows * width, *best = totals + rows;
         for (; i + 1 < count && run->items[i + 1].kept && run->items[i + 1].row == first->row &&
                run->items[i + 1].kv_head == first->kv_head; i++) {
             const float *next = run->items[i + 1].kept;
-            for (long r = 0; r < group; r++)
-                join(&best[r], &totals[r], values + r * width, next[group * (width + 1) + r], next[group * width + r],
+            for (long r = 0; r < rows; r++)
+                join(&best[r], &totals[r], values + r * width, next[rows * (width + 1) + r], next[rows * width + r],
                      next + r * width, width);
         }
-        for (long r = 0; r < group; r++) write_out(run, first, r, totals[r], values + r * width);
+        for (long r = 0; r < rows; r++) write_out(run, first, r, totals[r], values + r * width);
     }
 }
 
-/* Attention of a step's queries; their keys and values are in the cache. Returns 0, or -1 without memory. */
 int attention_run(Pool *pool, const Attention *a, const Step *step) {
     long count = 0;
-    for (long row = 0; row < step->rows; row++) count += row_items(a, step, row, NULL, NULL);
+    /* Two rows a thread and more balance well enough; with prefill there are many items anyway. */
+    const bool by_heads = step->rows < 2L * pool_threads(pool);
+    for (long row = 0; row < step->rows; row++) count += row_items(a, step, row, by_heads, NULL, NULL);
     const size_t item_bytes = (count * sizeof(Item) + 63) / 64 * 64;
-    char *room = pool_shared(pool, item_bytes +
-                                       count * state_floats(a->heads / a->kv_heads, a->head_dim) * sizeof(float));
+    char *room = pool_shared(pool, item_bytes + count * state_floats(a->heads, a->head_dim) * sizeof(float));
     if (!room) return -1;
     Item *items = (Item *)room;
     float *kept = (float *)(room + item_bytes), *begin = kept;
     count = 0;
     /* The longest rows stand last in a step: begun first, none is left over at the end. */
-    for (long row = step->rows - 1; row >= 0; row--) count += row_items(a, step, row, items + count, &kept);
+    for (long row = step->rows - 1; row >= 0; row--) count += row_items(a, step, row, by_heads, items + count, &kept);
     Run run = {a, step, pool, items, false};
     pool_run(pool, attend, &run, count);
     if (run.failed) return -1;

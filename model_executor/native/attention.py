@@ -27,11 +27,14 @@ class PagedAttention:
     Args:
         native: that computes.
         problem: what to compute.
+
+    Attributes:
+        struct: as C takes it.
     """
 
     def __init__(self, native: Native, problem: AttentionProblem) -> None:
         self._native = native
-        self._struct = AttentionStruct(
+        self.struct = AttentionStruct(
             problem.num_heads,
             problem.num_kv_heads,
             problem.head_dim,
@@ -59,7 +62,7 @@ class PagedAttention:
             tables.data_ptr(),
             tables.stride(0),
         )
-        self._native.attention(self._struct, step)
+        self._native.attention(self.struct, step)
         return out
 
 
@@ -84,28 +87,41 @@ class FusedHeads:
         batch: BatchInputs,
     ) -> Tensor:
         """See HeadsKernel."""
+        tables = None if rotation is None else (rotation.cos_table, rotation.sin_table)
+        struct = self.struct(projected, tables, norm, cache)
+        struct.tokens = projected.shape[0]
+        struct.positions, struct.slots = batch.positions.data_ptr(), batch.slot_mapping.data_ptr()
+        self._native.heads(struct)
+        size = self._problem.head_dim
+        return projected[:, : self._problem.num_heads * size].view(-1, self._problem.num_heads, size)
+
+    def struct(
+        self,
+        projected: Tensor,
+        tables: tuple[Tensor, Tensor] | None,
+        norm: QueryKeyNorm | None,
+        cache: LayerCache,
+    ) -> HeadsStruct:
+        """What C takes, but for what a batch brings: tokens, positions, slots."""
         problem, size = self._problem, self._problem.head_dim
         struct = HeadsStruct(
             projected=projected.data_ptr(),
             stride=projected.stride(0),
-            tokens=projected.shape[0],
             heads=problem.num_heads,
             kv_heads=problem.num_kv_heads,
             head_dim=size,
             key=cache.key.data_ptr(),
             value=cache.value.data_ptr(),
-            slots=batch.slot_mapping.data_ptr(),
-            positions=batch.positions.data_ptr(),
         )
-        if rotation is not None:
-            struct.turned = 2 * rotation.cos_table.shape[1]
-            struct.cosine, struct.sine = rotation.cos_table.data_ptr(), rotation.sin_table.data_ptr()
+        if tables is not None:
+            cosine, sine = tables
+            struct.turned = 2 * cosine.shape[1]
+            struct.cosine, struct.sine = cosine.data_ptr(), sine.data_ptr()
         if norm is not None:
             struct.query_norm = norm.weight.data_ptr()
             struct.key_norm = norm.weight.data_ptr() + size * norm.weight.element_size()
             struct.norm_offset, struct.norm_eps = float(norm.spec.offset), norm.spec.eps
-        self._native.heads(struct)
-        return projected[:, : problem.num_heads * size].view(-1, problem.num_heads, size)
+        return struct
 
 
 def paged_attention(native: Native) -> KernelSpec[AttentionKernel]:

@@ -37,7 +37,7 @@ class LinearStruct(Structure):
 
 
 class AttentionStruct(Structure):
-    """Attention of attention.c."""
+    """Attention of attention.h."""
 
     _fields_ = (
         ("heads", c_long),
@@ -51,7 +51,7 @@ class AttentionStruct(Structure):
 
 
 class StepStruct(Structure):
-    """Step of attention.c."""
+    """Step of attention.h."""
 
     _fields_ = (
         ("query", c_void_p),
@@ -68,7 +68,7 @@ class StepStruct(Structure):
 
 
 class NormStruct(Structure):
-    """Norm of rows.c."""
+    """Norm of rows.h."""
 
     _fields_ = (
         ("x", c_void_p),
@@ -83,7 +83,7 @@ class NormStruct(Structure):
 
 
 class HeadsStruct(Structure):
-    """Heads of rows.c."""
+    """Heads of rows.h."""
 
     _fields_ = (
         ("projected", c_void_p),
@@ -103,6 +103,56 @@ class HeadsStruct(Structure):
         ("key", c_void_p),
         ("value", c_void_p),
         ("slots", c_void_p),
+    )
+
+
+class EmbedStruct(Structure):
+    """Embed of rows.h."""
+
+    _fields_ = (
+        ("table", c_void_p),
+        ("places", c_void_p),
+        ("out", c_void_p),
+        ("rows", c_long),
+        ("width", c_long),
+        ("scale", c_float),
+    )
+
+
+class GroupStruct(Structure):
+    """Group of program.c."""
+
+    _fields_ = (("slots", c_void_p), ("tables", c_void_p), ("table_stride", c_long))
+
+
+class InputsStruct(Structure):
+    """Inputs of program.c."""
+
+    _fields_ = (
+        ("tokens", c_long),
+        ("rows", c_long),
+        ("samples", c_long),
+        ("ids", c_void_p),
+        ("positions", c_void_p),
+        ("query_start", c_void_p),
+        ("contexts", c_void_p),
+        ("sample_index", c_void_p),
+        ("groups", c_void_p),
+    )
+
+
+class OperationStruct(Structure):
+    """Operation of program.c."""
+
+    _fields_ = (
+        ("what", c_long),
+        ("group", c_long),
+        ("kernel", c_void_p),
+        ("step", c_void_p),
+        ("in_", c_void_p),
+        ("out", c_void_p),
+        ("in_stride", c_long),
+        ("out_stride", c_long),
     )
 
 
@@ -141,6 +191,7 @@ class Native:
             "attention_run": (c_int, (pointer, POINTER(AttentionStruct), POINTER(StepStruct))),
             "norm_run": (None, (pointer, POINTER(NormStruct))),
             "heads_run": (None, (pointer, POINTER(HeadsStruct))),
+            "program_run": (c_int, (pointer, pointer, c_long, POINTER(InputsStruct))),
         }
         for name, (result, arguments) in signatures.items():
             function = getattr(library, name)
@@ -190,6 +241,15 @@ class Native:
     def heads(self, heads: HeadsStruct) -> None:
         """See heads_run."""
         self._library.heads_run(self._pool, heads)
+
+    def program(self, operations: ctypes.Array[OperationStruct], inputs: InputsStruct) -> None:
+        """See program_run.
+
+        Raises:
+            MemoryError: there is no room for an operator's state.
+        """
+        if self._library.program_run(self._pool, operations, len(operations), inputs):
+            raise MemoryError(f"no room for a step of {inputs.tokens} tokens")
 
 
 def find_library(folder: Path = FOLDER, cpuinfo: Path = CPUINFO) -> Path:

@@ -1,7 +1,8 @@
 /* x @ w for a weight that lies in panels of 32 columns: [panel, K, 32].
  *
- * Up to 12 rows by 32 columns are kept in registers over all of K, so an element is one chain of fused multiply-adds in
- * rising k, whatever the number of rows. Few rows take several panels at once, to have enough independent chains. */
+ * Up to 12 rows by 32 columns are kept in registers over a stretch of K, so an element is a sum of chains of fused
+ * multiply-adds in rising k, whatever the number of rows. Few rows take several panels at once, to have enough
+ * independent chains. */
 #include "linear.h"
 
 #include <stdbool.h>
@@ -19,9 +20,10 @@
 #else
 #define MAX_ROWS 3
 #endif
-/* From so many rows on the weights are worth a place in the first-level cache: STRETCH rows of a panel, in float32. */
+/* Inputs whose products are summed up by themselves, so that rounding does not grow along all of K. */
+#define STRETCH 128
+/* From so many rows on a stretch of a panel, in float32, is worth a place in the first-level cache. */
 #define MANY_ROWS 36
-#define STRETCH 256
 /* Blocks of rows that the second-level cache holds beside them. */
 #define BAND_BLOCKS (192 / MAX_ROWS)
 /* Elements of x from which on packing is worth a second thread. */
@@ -90,12 +92,13 @@ typedef struct {
 } Product;
 
 /* A stretch of K of neighbouring panels, and where the sums of a block of rows go: panel c's to `to` + 32 c, rows
- * `to_stride` apart. `from`, if not NULL, holds what one panel's sums go on from: [row, 32]. */
+ * `to_stride` apart. `from`, if not NULL, holds the sums of the stretches before, likewise. */
 typedef struct {
     const char *panels;
     long panel_bytes;
     long inputs;
     const float *from;
+    long from_stride;
     float *to;
     long to_stride;
 } Stretch;
@@ -104,10 +107,7 @@ INLINE void tile(const int kind, const int rows, const int count, const float *x
     vf low[MAX_ROWS * 2], high[MAX_ROWS * 2];
     const char *panels = s.panels + panel * s.panel_bytes;
 #pragma GCC unroll 24
-    for (int i = 0; i < rows * count; i++) {
-        low[i] = s.from ? load(s.from + i * PANEL) : (vf){0};
-        high[i] = s.from ? load(s.from + i * PANEL + LANES) : (vf){0};
-    }
+    for (int i = 0; i < rows * count; i++) low[i] = high[i] = (vf){0};
     for (long k = 0; k < s.inputs; k++, x += rows) {
 #pragma GCC unroll 4
         for (int c = 0; c < count; c++) {
@@ -120,13 +120,19 @@ INLINE void tile(const int kind, const int rows, const int count, const float *x
             }
         }
     }
-    float *to = s.to + panel * PANEL;
 #pragma GCC unroll 12
-    for (int r = 0; r < rows; r++, to += s.to_stride)
+    for (int r = 0; r < rows; r++)
 #pragma GCC unroll 4
         for (int c = 0; c < count; c++) {
-            store(to + c * PANEL, low[c * rows + r]);
-            store(to + c * PANEL + LANES, high[c * rows + r]);
+            const int i = c * rows + r;
+            if (s.from) {
+                const float *from = s.from + r * s.from_stride + (panel + c) * PANEL;
+                low[i] += load(from);
+                high[i] += load(from + LANES);
+            }
+            float *to = s.to + r * s.to_stride + (panel + c) * PANEL;
+            store(to, low[i]);
+            store(to + LANES, high[i]);
         }
 }
 
@@ -207,21 +213,41 @@ static void pack_block(void *context, long chunk, int thread) {
         for (long r = 0; r < rows; r++) to[k * rows + r] = from[r * p->x_stride + k];
 }
 
+static long stretches(long inputs) { return (inputs + STRETCH - 1) / STRETCH; }
+
+/* The first k of a stretch. */
+static long begin_of(long inputs, long index) { return inputs * index / stretches(inputs); }
+
+/* A stretch of a block: to the sums that are kept, or with the last one, if it may, to the result. */
+static Stretch stretch_of(const Product *p, Rows block, long panel, long index, float *kept, long stride, bool direct) {
+    Stretch s = {.from = index ? kept : NULL, .from_stride = stride, .to = kept, .to_stride = stride};
+    s.inputs = begin_of(p->linear->inputs, index + 1) - begin_of(p->linear->inputs, index);
+    if (direct && index + 1 == stretches(p->linear->inputs)) {
+        s.to = place(p, block.first, panel);
+        s.to_stride = p->out_stride;
+    }
+    return s;
+}
+
 /* Few rows: the panels stream from memory once, straight into the tiles. */
 static void multiply_few(const Product *p, const char *panels, long panel_bytes, long panel, long count) {
-    float sums[MAX_ROWS * MAX_GROUP * PANEL] __attribute__((aligned(64)));
+    const long inputs = p->linear->inputs, kind = p->linear->kind, stride = MAX_GROUP * PANEL;
+    float sums[MANY_ROWS * MAX_GROUP * PANEL] __attribute__((aligned(64)));
     const bool direct = plain(p->linear, panel, count);
-    for (long b = 0; b < p->blocks; b++) {
-        const Rows block = block_of(p, b);
-        Stretch s = {panels, panel_bytes, p->linear->inputs, NULL, sums, MAX_GROUP * PANEL};
-        if (direct) {
-            s.to = place(p, block.first, panel);
-            s.to_stride = p->out_stride;
+    for (long i = 0; i < stretches(inputs); i++)
+        for (long b = 0; b < p->blocks; b++) {
+            Rows block = block_of(p, b);
+            Stretch s = stretch_of(p, block, panel, i, sums + block.first * stride, stride, direct);
+            s.panels = panels + begin_of(inputs, i) * PANEL * kind_bytes(kind);
+            s.panel_bytes = panel_bytes;
+            block.x += begin_of(inputs, i) * block.rows;
+            if (kind == FLOAT32) float32_rows(block, s, count);
+            else if (kind == BFLOAT16) bfloat16_rows(block, s, count);
+            else float16_rows(block, s, count);
         }
-        if (p->linear->kind == FLOAT32) float32_rows(block, s, count);
-        else if (p->linear->kind == BFLOAT16) bfloat16_rows(block, s, count);
-        else float16_rows(block, s, count);
-        if (!direct) finish_block(p, block, panel, count, sums, MAX_GROUP * PANEL);
+    for (long b = 0; b < p->blocks && !direct; b++) {
+        const Rows block = block_of(p, b);
+        finish_block(p, block, panel, count, sums + block.first * stride, stride);
     }
 }
 
@@ -241,22 +267,16 @@ static const char *widen(long kind, const char *panel, long first, long last, fl
 /* Many rows: a stretch of one panel stays in the first-level cache while blocks first_block .. last_block - 1 pass it. */
 static void multiply_many(const Product *p, const char *panel_at, long panel, long first_block, long last_block,
                           float *sums) {
-    const long inputs = p->linear->inputs, stretches = (inputs + STRETCH - 1) / STRETCH;
-    const long origin = block_of(p, first_block).first;
+    const long inputs = p->linear->inputs, origin = block_of(p, first_block).first;
     const bool direct = plain(p->linear, panel, 1);
     float wide[STRETCH * PANEL] __attribute__((aligned(64)));
-    for (long i = 0; i < stretches; i++) {
-        const long first = inputs * i / stretches, last = inputs * (i + 1) / stretches;
-        const char *stretch = widen(p->linear->kind, panel_at, first, last, wide);
+    for (long i = 0; i < stretches(inputs); i++) {
+        const char *stretch = widen(p->linear->kind, panel_at, begin_of(inputs, i), begin_of(inputs, i + 1), wide);
         for (long b = first_block; b < last_block; b++) {
             Rows block = block_of(p, b);
-            float *kept = sums + (block.first - origin) * PANEL;
-            Stretch s = {stretch, 0, last - first, i ? kept : NULL, kept, PANEL};
-            if (direct && i == stretches - 1) {
-                s.to = place(p, block.first, panel);
-                s.to_stride = p->out_stride;
-            }
-            block.x += first * block.rows;
+            Stretch s = stretch_of(p, block, panel, i, sums + (block.first - origin) * PANEL, PANEL, direct);
+            s.panels = stretch;
+            block.x += begin_of(inputs, i) * block.rows;
             float32_rows(block, s, 1);
         }
     }
@@ -297,7 +317,6 @@ long linear_panels_a_chunk(long panels, long threads) {
     return best;
 }
 
-/* x [rows, K], rows x_stride apart, to out [rows, N or N / 2], rows out_stride apart. Returns 0, or -1 without memory. */
 int linear_run(Pool *pool, const Linear *linear, const float *x, long x_stride, long rows, float *out, long out_stride) {
     Product p = {.linear = linear, .pool = pool, .x = x, .x_stride = x_stride, .rows = rows, .out = out,
                  .out_stride = out_stride};

@@ -25,6 +25,9 @@ typedef struct {
     const float *bias;  /* [N] in the order of the panels' columns, or NULL */
 } Linear;
 
+/* x [rows, K], rows x_stride apart, to out [rows, N or N / 2], rows out_stride apart. Returns 0, or -1 without memory. */
+int linear_run(Pool *pool, const Linear *linear, const float *x, long x_stride, long rows, float *out, long out_stride);
+
 /* The column of the weight that stands at place c of a panel, or -1. */
 long linear_column_at(const Linear *linear, long panel, int c);
 

@@ -33,10 +33,15 @@ class PackedProduct:
         problem: of the product.
         weight: float32 [inputs, outputs], any strides.
         bias: float32 [outputs], or None.
+
+    Attributes:
+        problem: as given.
+        struct: as C takes it; it points into `packed`.
     """
 
     def __init__(self, native: Native, problem: LinearProblem, weight: Tensor, bias: Tensor | None) -> None:
         self._native = native
+        self.problem = problem
         self._width = problem.outputs if problem.gate is None else problem.outputs // 2
         self.kind = INT8 if problem.int8 else _narrowest(native, weight)
         panels = -(-problem.outputs // PANEL)
@@ -46,7 +51,7 @@ class PackedProduct:
             size = panels * PANEL * problem.inputs * KIND_BYTES[self.kind]
         self.packed = torch.empty(size, dtype=torch.uint8)
         self._bias = None if bias is None else _by_panels(bias, problem, panels * PANEL)
-        self._struct = LinearStruct(
+        self.struct = LinearStruct(
             problem.inputs,
             problem.outputs,
             self.kind,
@@ -54,7 +59,7 @@ class PackedProduct:
             self.packed.data_ptr(),
             None if self._bias is None else self._bias.data_ptr(),
         )
-        native.pack(self._struct, weight.data_ptr(), *weight.stride())
+        native.pack(self.struct, weight.data_ptr(), *weight.stride())
 
     @property
     def stored_as(self) -> str:
@@ -66,7 +71,7 @@ class PackedProduct:
         if x.stride(-1) != 1:
             x = x.contiguous()
         out = x.new_empty(x.shape[0], self._width)
-        self._native.linear(self._struct, x.data_ptr(), x.stride(0), x.shape[0], out.data_ptr(), self._width)
+        self._native.linear(self.struct, x.data_ptr(), x.stride(0), x.shape[0], out.data_ptr(), self._width)
         return out
 
 

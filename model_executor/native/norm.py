@@ -16,17 +16,20 @@ class NativeNorm:
     Args:
         native: that computes.
         problem: what to compute.
+
+    Attributes:
+        problem: as given.
     """
 
     def __init__(self, native: Native, problem: NormProblem) -> None:
         self._native = native
-        self._problem = problem
+        self.problem = problem
 
     def forward(self, x: Tensor, weight: Tensor) -> Tensor:
         """See NormKernel."""
         x = x.contiguous()
         out = torch.empty_like(x)
-        problem = self._problem
+        problem = self.problem
         struct = NormStruct(
             x.data_ptr(),
             None,

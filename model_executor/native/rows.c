@@ -1,8 +1,8 @@
 /* What is done to each token by itself: norms, and everything between the projection and the attention. */
-#include <math.h>
-#include <stdbool.h>
+#include "rows.h"
 
-#include "pool.h"
+#include <math.h>
+
 #include "vector.h"
 
 /* Floats from which on a second thread pays. */
@@ -25,16 +25,6 @@ INLINE void norm_row(const float *x, const float *weight, float offset, float ep
     for (; i + LANES <= width; i += LANES) store(out + i, load(x + i) * scale * (offset + load(weight + i)));
     for (; i < width; i++) out[i] = x[i] * scale * (offset + weight[i]);
 }
-
-typedef struct {
-    float *x;           /* [rows, width]; the sum with `add` is written back */
-    const float *add;   /* [rows, width], or NULL */
-    const float *weight;
-    float *out;
-    long rows, width;
-    float offset; /* 0, or 1 where the weight is kept less one */
-    float eps;
-} Norm;
 
 static void norm_chunk(void *context, long chunk, int thread) {
     (void)thread;
@@ -59,22 +49,7 @@ static void run_rows(Pool *pool, Work work, void *context, long rows, long float
     for (long chunk = 0; chunk < chunks; chunk++) work(context, chunk, 0);
 }
 
-/* x += add, then its norm to out. */
 void norm_run(Pool *pool, const Norm *n) { run_rows(pool, norm_chunk, (void *)n, n->rows, n->rows * n->width); }
-
-typedef struct {
-    float *projected; /* [T, heads + 2 kv_heads, head_dim], tokens `stride` apart; queries are changed in place */
-    long stride;
-    long tokens;
-    long heads, kv_heads, head_dim;
-    long turned;                 /* elements of a head that are rotated, even; 0: none */
-    const float *cosine, *sine;  /* [positions, turned / 2] */
-    const int64_t *positions;    /* [T] */
-    const float *query_norm, *key_norm; /* [head_dim], or NULL */
-    float norm_offset, norm_eps;
-    float *key, *value;          /* caches [slots, kv_heads, head_dim] */
-    const int64_t *slots;        /* [T] */
-} Heads;
 
 INLINE void rotate(float *x, const float *cosine, const float *sine, long half) {
     long i = 0;
@@ -124,7 +99,19 @@ static void heads_chunk(void *context, long chunk, int thread) {
     for (long token = chunk * ROWS_A_CHUNK; token < last; token++) heads_of_token(h, token);
 }
 
-/* Norm and rotation of queries and keys; keys and values into the cache. */
 void heads_run(Pool *pool, const Heads *h) {
     run_rows(pool, heads_chunk, (void *)h, h->tokens, h->tokens * (h->heads + 2 * h->kv_heads) * h->head_dim);
 }
+
+static void embed_chunk(void *context, long chunk, int thread) {
+    (void)thread;
+    const Embed *e = context;
+    const long last = (chunk + 1) * ROWS_A_CHUNK < e->rows ? (chunk + 1) * ROWS_A_CHUNK : e->rows;
+    for (long row = chunk * ROWS_A_CHUNK; row < last; row++) {
+        const float *from = e->table + e->places[row] * e->width;
+        float *to = e->out + row * e->width;
+        for (long i = 0; i < e->width; i++) to[i] = from[i] * e->scale;
+    }
+}
+
+void embed_run(Pool *pool, const Embed *e) { run_rows(pool, embed_chunk, (void *)e, e->rows, e->rows * e->width); }

@@ -43,9 +43,9 @@ INLINE float sum(vf x) {
 }
 
 INLINE float largest(vf x) {
-    float best = x[0];
-    for (int i = 1; i < LANES; i++) best = x[i] > best ? x[i] : best;
-    return best;
+    const vi lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    for (int width = 8; width; width /= 2) x = larger(x, __builtin_shuffle(x, lane ^ width));
+    return x[0];
 }
 
 /* e^x to about 1e-7 relative: x = n ln 2 + r, a polynomial for e^r, and n added to the exponent. Below -87 it gives
