@@ -40,6 +40,8 @@ def bring_up_quietly(
     dtype: Literal["auto", "bfloat16", "float16"] = "auto",
     known: int = VOCAB,
     buckets: tuple[int, ...] = (),
+    eager: bool = False,
+    quantization: Literal["none", "int8"] = "none",
 ) -> Executor:
     """An executor of a folder, without a process.
 
@@ -48,12 +50,16 @@ def bring_up_quietly(
         dtype: to compute in.
         known: ids the tokenizer knows.
         buckets: of --cuda-graph-sizes.
+        eager: of --enforce-eager.
+        quantization: of the products.
     """
     config = EngineConfig(
-        model=ModelOptions(model=str(folder), max_model_len=200, dtype=dtype),
+        model=ModelOptions(model=str(folder), max_model_len=200, dtype=dtype, quantization=quantization),
         cache=CacheOptions(block_size=BLOCK_SIZE, num_kv_blocks=BLOCKS),
         scheduler=SchedulerOptions(max_num_seqs=16, max_num_batched_tokens=256),
-        executor=ExecutorOptions(device="cpu", cpu_threads=torch.get_num_threads(), cuda_graph_sizes=buckets),
+        executor=ExecutorOptions(
+            device="cpu", cpu_threads=torch.get_num_threads(), cuda_graph_sizes=buckets, enforce_eager=eager
+        ),
         text=TextFacts(vocab_size=known),
     )
     clock = PhaseClock(time.monotonic(), lambda *_: None)
