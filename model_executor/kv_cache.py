@@ -23,7 +23,8 @@ class LayerCache:
 
     Attributes:
         key, value: [blocks + 1, block_size, num_kv_heads, head_dim], contiguous; the last block is scratch. A layer
-            that keeps one latent a token keeps it as the key of one head; its value has no elements.
+            that keeps one latent a token keeps it as the key of one head; its value has no elements. Kernels whose
+            layout is "turned" keep each block of keys as [num_kv_heads, head_dim, block_size] in the same memory.
     """
 
     key: Tensor

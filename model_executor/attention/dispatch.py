@@ -213,6 +213,17 @@ class Chooser:
 
     def __call__(self, spec: AttentionSpec) -> LayerKernels:
         """The kernels of grouped attention."""
+        before = HeadsProblem(
+            device=self.device.type,
+            dtype=self.dtype,
+            num_heads=spec.num_heads,
+            num_kv_heads=spec.num_kv_heads,
+            head_dim=spec.head_dim,
+            block_size=self._block_size,
+            rope=None if spec.rope is None else spec.rope.name,
+            qk_norm=spec.qk_norm is not None,
+        )
+        heads = self._table.heads(before)
         problem = AttentionProblem(
             device=self.device.type,
             dtype=self.dtype,
@@ -223,18 +234,10 @@ class Chooser:
             scale=spec.scale,
             window=spec.window,
             soft_cap=spec.soft_cap,
+            layout="plain" if heads is None else heads.layout,
         )
-        before = HeadsProblem(
-            device=self.device.type,
-            dtype=self.dtype,
-            num_heads=spec.num_heads,
-            num_kv_heads=spec.num_kv_heads,
-            head_dim=spec.head_dim,
-            rope=None if spec.rope is None else spec.rope.name,
-            qk_norm=spec.qk_norm is not None,
-        )
-        attention, heads = self._table.attention(problem), self._table.heads(before)
-        return LayerKernels(attention, None if heads else self._table.kv_append(problem), heads)
+        kv_append = self._table.kv_append(problem) if heads is None else None
+        return LayerKernels(self._table.attention(problem), kv_append, heads)
 
     def latent(self, spec: AttentionSpec) -> LatentKernels:
         """The kernels of latent attention."""

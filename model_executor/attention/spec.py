@@ -8,13 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, Literal, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
 from model_executor.batch import BatchInputs
 from model_executor.kv_cache import LayerCache
+
+Layout = Literal["plain", "turned"]
+"""How keys lie in a block: by token, or with the tokens of each element of a head side by side."""
 
 
 @dataclass(frozen=True)
@@ -30,6 +33,7 @@ class AttentionProblem:
         scale: factor on the scores.
         window: a query at position p sees positions p - window + 1 .. p; None sees all from 0.
         soft_cap: scores become cap * tanh(score / cap) after scaling; None leaves them.
+        layout: of the keys in the cache.
     """
 
     device: str
@@ -41,6 +45,7 @@ class AttentionProblem:
     scale: float
     window: int | None = None
     soft_cap: float | None = None
+    layout: Layout = "plain"
 
     def __str__(self) -> str:
         text = f"{self.device} {str(self.dtype).removeprefix('torch.')} {self.num_heads}/{self.num_kv_heads} heads"
@@ -85,7 +90,7 @@ class Limits:
         head_dims: smallest and largest head_dim; head_dim_multiple: which it must divide by.
         block_sizes: smallest and largest block_size.
         window, soft_cap: whether it can.
-        other: what else it cannot do about a problem.
+        layouts: of keys that it reads or writes.
     """
 
     devices: frozenset[str] | None = None
@@ -95,7 +100,7 @@ class Limits:
     block_sizes: tuple[int, int] | None = None
     window: bool = True
     soft_cap: bool = True
-    other: Callable[[AttentionProblem], str | None] = lambda _: None
+    layouts: frozenset[Layout] = frozenset(("plain",))
 
     def reject(self, problem: AttentionProblem) -> tuple[str, ...]:
         """Why these limits exclude the problem; empty when they do not."""
@@ -112,8 +117,8 @@ class Limits:
             reasons.append(f"window {problem.window}: has no sliding window")
         if problem.soft_cap is not None and not self.soft_cap:
             reasons.append(f"soft_cap {problem.soft_cap:g}: has no soft cap")
-        if reason := self.other(problem):
-            reasons.append(reason)
+        if problem.layout not in self.layouts:
+            reasons.append(f"keys {problem.layout}: takes {', '.join(sorted(self.layouts))}")
         return tuple(reasons)
 
 

@@ -8,6 +8,7 @@ from typing import Final, Protocol, TypeAlias
 import torch
 from torch import Tensor
 
+from model_executor.attention.spec import Layout
 from model_executor.batch import BatchInputs
 from model_executor.kv_cache import LayerCache
 from model_executor.layers.norm import QueryKeyNorm
@@ -23,6 +24,7 @@ class HeadsProblem:
         device: "cpu" or "cuda".
         dtype: of the projection and of the cache.
         num_heads, num_kv_heads, head_dim: of queries, and of keys and values.
+        block_size: tokens a KV block.
         rope: name of the rotation, None without one.
         qk_norm: whether heads are normed.
     """
@@ -32,17 +34,21 @@ class HeadsProblem:
     num_heads: int
     num_kv_heads: int
     head_dim: int
+    block_size: int
     rope: str | None
     qk_norm: bool
 
     def __str__(self) -> str:
         text = f"{self.device} {str(self.dtype).removeprefix('torch.')} {self.num_heads}/{self.num_kv_heads} heads"
-        text += f" of {self.head_dim}, {self.rope or 'no'} rotation"
+        text += f" of {self.head_dim}, blocks of {self.block_size}, {self.rope or 'no'} rotation"
         return f"{text}, normed" if self.qk_norm else text
 
 
 class HeadsKernel(Protocol):
     """Operator "heads"."""
+
+    layout: Layout
+    """Of the keys that it writes."""
 
     def forward(
         self,

@@ -30,7 +30,7 @@ def hadamard(size: int) -> Tensor:
 
 def rotate(x: Tensor) -> Tensor:
     """[..., K] to [..., K / 64, 64], each group rotated."""
-    groups = x.reshape(*x.shape[:-1], -1, GROUP)
+    groups = x.reshape(*x.shape[:-1], x.shape[-1] // GROUP, GROUP)
     rotated: Tensor = groups @ hadamard(GROUP) / GROUP**0.5
     return rotated
 
@@ -53,15 +53,18 @@ class Int8Product:
     stored_as = "int8"
 
     def __init__(self, problem: LinearProblem, weight: Tensor, bias: Tensor | None) -> None:
-        whole, self._scale = shrink(rotate(weight.t()), (-2, -1))
-        self.packed = whole.to(torch.int8)
+        whole, scale = shrink(rotate(weight.t()), (-2, -1))
+        self.packed = torch.cat([part.flatten().view(torch.uint8) for part in (whole.to(torch.int8), scale)])
+        # Groups fill 64 bytes, so the scales behind them are aligned.
+        self._whole = self.packed[: whole.numel()].view(torch.int8).view(whole.shape)
+        self._scale = self.packed[whole.numel() :].view(torch.float32)
         self._bias, self._gate = bias, problem.gate
 
     def __call__(self, x: Tensor) -> Tensor:
         """See Product. Products of whole numbers within a group are exact in float32."""
         whole, scale = shrink(rotate(x), (-1,))
-        groups = torch.bmm(whole.transpose(0, 1), self.packed.float().permute(1, 2, 0))
-        made = (groups * scale.transpose(0, 1)).sum(0) * self._scale.flatten()
+        groups = torch.bmm(whole.transpose(0, 1), self._whole.float().permute(1, 2, 0))
+        made = (groups * scale.transpose(0, 1)).sum(0) * self._scale
         made = made if self._bias is None else made + self._bias
         return made if self._gate is None else gated(made, self._gate)
 

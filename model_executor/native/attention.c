@@ -51,43 +51,47 @@ typedef struct {
     bool failed;
 } Run;
 
-/* Where the tokens of a tile lie, in numbers of the cache. What is beyond the context repeats the last one: it is finite,
- * and masked. */
-static void find_tokens(const Attention *a, const int64_t *table, long first, long context, long places[TILE]) {
+/* Where a tile lies, in numbers of the cache, for KV head 0: its keys by halves, its values by tokens. What is beyond the
+ * context repeats what is there: it is finite, and masked. */
+typedef struct {
+    long keys[TILE / LANES];
+    long values[TILE];
+} Places;
+
+static void find_places(const Attention *a, const int64_t *table, long first, long context, Places *places) {
+    const long block_floats = a->block_size * a->kv_heads * a->head_dim;
     for (long j = 0; j < TILE; j++) {
         const long position = first + j < context ? first + j : context - 1, block = position / a->block_size;
-        places[j] = (table[block] * a->block_size + position - block * a->block_size) * a->kv_heads * a->head_dim;
+        const long within = position - block * a->block_size, begin = table[block] * block_floats;
+        places->values[j] = begin + within * a->kv_heads * a->head_dim;
+        if (j % LANES == 0) places->keys[j / LANES] = begin + within / LANES * LANES;
     }
 }
 
 /* Ask for what the next tile reads: its blocks lie anywhere. */
-static void prefetch(const Step *step, const long places[TILE], long head_at, long floats) {
+static void prefetch(const Attention *a, const Step *step, const Places *places, long head, long heads) {
+    const long width = a->head_dim, row = a->block_size;
+    for (int half = 0; half < TILE / LANES; half++)
+        for (long d = head * width; d < (head + heads) * width; d++)
+            __builtin_prefetch(step->key + places->keys[half] + d * row, 0, 2);
     for (int j = 0; j < TILE; j++)
-        for (long f = 0; f < floats; f += LANES) {
-            __builtin_prefetch(step->key + places[j] + head_at + f, 0, 2);
-            __builtin_prefetch(step->value + places[j] + head_at + f, 0, 2);
-        }
+        for (long f = head * width; f < (head + heads) * width; f += LANES)
+            __builtin_prefetch(step->value + places->values[j] + f, 0, 2);
 }
 
-/* Keys of a tile to [head_dim, 32]. */
-static void turn_keys(const float *key, const long places[TILE], long head_dim, float *turned) {
-    for (long d = 0; d < head_dim; d += LANES)
-        for (int half = 0; half < TILE; half += LANES) {
-            vf t[LANES];
-            for (int j = 0; j < LANES; j++) t[j] = load(key + places[half + j] + d);
-            transpose(t);
-            for (int i = 0; i < LANES; i++) store(turned + (d + i) * TILE + half, t[i]);
-        }
-}
+/* Keys of one KV head: two halves of a tile, rows `row` apart for each element of the head. */
+typedef struct {
+    const float *low, *high;
+    long row;
+} Keys;
 
-/* Scores of some query rows against a tile: query [head_dim, rows of the item], turned keys, to [row, 32]. */
-INLINE void score_rows(const int rows, const float *query, long stride, long head_dim, const float *turned,
-                       float *scores) {
+/* Scores of some query rows against a tile: query [head_dim, rows of the item], to [row, 32]. */
+INLINE void score_rows(const int rows, const float *query, long stride, long head_dim, Keys keys, float *scores) {
     vf low[SCORE_ROWS], high[SCORE_ROWS];
 #pragma GCC unroll 12
     for (int r = 0; r < rows; r++) low[r] = high[r] = (vf){0};
     for (long d = 0; d < head_dim; d++, query += stride) {
-        vf a = load(turned + d * TILE), b = load(turned + d * TILE + LANES);
+        const vf a = load(keys.low + d * keys.row), b = load(keys.high + d * keys.row);
 #pragma GCC unroll 12
         for (int r = 0; r < rows; r++) {
             low[r] += query[r] * a;
@@ -101,26 +105,26 @@ INLINE void score_rows(const int rows, const float *query, long stride, long hea
     }
 }
 
-static void score(long rows, const float *query, long head_dim, const float *turned, float *scores) {
+static void score(long rows, const float *query, long head_dim, Keys keys, float *scores) {
     for (long r = 0; r < rows;) {
         const float *from = query + r;
         float *to = scores + r * TILE;
         switch (rows - r) {
-        case 1: score_rows(1, from, rows, head_dim, turned, to); r += 1; break;
-        case 2: score_rows(2, from, rows, head_dim, turned, to); r += 2; break;
+        case 1: score_rows(1, from, rows, head_dim, keys, to); r += 1; break;
+        case 2: score_rows(2, from, rows, head_dim, keys, to); r += 2; break;
 #if defined(__AVX512F__)
-        case 3: score_rows(3, from, rows, head_dim, turned, to); r += 3; break;
-        case 4: case 5: score_rows(4, from, rows, head_dim, turned, to); r += 4; break;
-        case 6: case 7: score_rows(6, from, rows, head_dim, turned, to); r += 6; break;
-        case 8: case 9: case 10: case 11: score_rows(8, from, rows, head_dim, turned, to); r += 8; break;
+        case 3: score_rows(3, from, rows, head_dim, keys, to); r += 3; break;
+        case 4: case 5: score_rows(4, from, rows, head_dim, keys, to); r += 4; break;
+        case 6: case 7: score_rows(6, from, rows, head_dim, keys, to); r += 6; break;
+        case 8: case 9: case 10: case 11: score_rows(8, from, rows, head_dim, keys, to); r += 8; break;
 #endif
-        default: score_rows(SCORE_ROWS, from, rows, head_dim, turned, to); r += SCORE_ROWS; break;
+        default: score_rows(SCORE_ROWS, from, rows, head_dim, keys, to); r += SCORE_ROWS; break;
         }
     }
 }
 
 /* values[r] += sum over the tile's keys j of weight[r, j] * rows[j], for `vectors` vectors from element d on. */
-INLINE void weigh_rows(const int rows, const int vectors, const float *weight, const float *value, const long places[TILE],
+INLINE void weigh_rows(const int rows, const int vectors, const float *weight, const float *value, const long *places,
                        long d, float *values, long head_dim) {
     vf sums[VALUE_ROWS * VALUE_VECTORS];
 #pragma GCC unroll 6
@@ -142,7 +146,7 @@ INLINE void weigh_rows(const int rows, const int vectors, const float *weight, c
         for (int v = 0; v < vectors; v++) store(values + r * head_dim + d + v * LANES, sums[r * VALUE_VECTORS + v]);
 }
 
-INLINE void weigh_width(const int vectors, long rows, const float *weight, const float *value, const long places[TILE], long d,
+INLINE void weigh_width(const int vectors, long rows, const float *weight, const float *value, const long *places, long d,
                         float *values, long head_dim) {
     for (long r = 0; r < rows;) {
         const float *from = weight + r * TILE;
@@ -159,7 +163,7 @@ INLINE void weigh_width(const int vectors, long rows, const float *weight, const
     }
 }
 
-static void weigh(long rows, const float *weight, const float *value, const long places[TILE], float *values, long head_dim) {
+static void weigh(long rows, const float *weight, const float *value, const long *places, float *values, long head_dim) {
     long d = 0;
     for (; d + VALUE_VECTORS * LANES <= head_dim; d += VALUE_VECTORS * LANES)
         weigh_width(VALUE_VECTORS, rows, weight, value, places, d, values, head_dim);
@@ -214,7 +218,7 @@ static void clear(const State *state, long rows, long head_dim) {
 static long rows_a_head(const Attention *a, const Item *item) { return item->queries * (a->heads / a->kv_heads); }
 
 /* One part of an item's keys into a cleared state. Rows stand by KV head. */
-static void attend_part(const Run *run, const Item *item, long part, const float *query, float *turned, float *scores,
+static void attend_part(const Run *run, const Item *item, long part, const float *query, float *scores,
                         const State *state) {
     const Attention *a = run->attention;
     const Step *step = run->step;
@@ -222,22 +226,24 @@ static void attend_part(const Run *run, const Item *item, long part, const float
     const int64_t *table = step->tables + item->row * step->table_stride;
     const long context = step->contexts[item->row], seen = item->position + item->queries;
     const long last = (part + 1) * PART < seen ? (part + 1) * PART : seen;
-    long first = part * PART, places[2][TILE];
+    Places places[2];
+    long first = part * PART;
     if (a->window && item->position - a->window + 1 > first) first = (item->position - a->window + 1) / TILE * TILE;
-    find_tokens(a, table, first, context, places[0]);
+    find_places(a, table, first, context, &places[0]);
     for (long at = first, turn = 0; at < last; at += TILE, turn ^= 1) {
         if (at + TILE < last) {
-            find_tokens(a, table, at + TILE, context, places[turn ^ 1]);
-            prefetch(step, places[turn ^ 1], item->kv_head * width, item->kv_heads * width);
+            find_places(a, table, at + TILE, context, &places[turn ^ 1]);
+            prefetch(a, step, &places[turn ^ 1], item->kv_head, item->kv_heads);
         }
         for (long head = 0; head < item->kv_heads; head++) {
             const long begin = (item->kv_head + head) * width;
+            const float *key = step->key + begin * a->block_size;
+            const Keys keys = {key + places[turn].keys[0], key + places[turn].keys[1], a->block_size};
             const State mine = {state->best + head * rows, state->total + head * rows,
                                 state->values + head * rows * width};
-            turn_keys(step->key + begin, places[turn], width, turned);
-            score(rows, query + head * rows * width, width, turned, scores);
+            score(rows, query + head * rows * width, width, keys, scores);
             for (long r = 0; r < rows; r++) soften(a, &mine, r, item->position + r / group, at, scores + r * TILE);
-            weigh(rows, scores, step->value + begin, places[turn], mine.values, width);
+            weigh(rows, scores, step->value + begin, places[turn].values, mine.values, width);
         }
     }
 }
@@ -289,7 +295,7 @@ static void attend(void *context, long index, int thread) {
     const Item *item = &run->items[index];
     const Attention *a = run->attention;
     const long rows = rows_a_head(a, item) * item->kv_heads, width = a->head_dim;
-    const size_t floats = rows * LANES + TILE * width + 2 * rows * width + rows + state_floats(rows, width) + rows * TILE;
+    const size_t floats = rows * LANES + 2 * rows * width + rows + state_floats(rows, width) + rows * TILE;
     float *room = pool_scratch(run->pool, thread, floats * sizeof(float));
     if (!room) {
         run->failed = true;
@@ -297,13 +303,13 @@ static void attend(void *context, long index, int thread) {
     }
     /* What is loaded as vectors stands first, aligned. */
     State state = {.total = (vf *)room, .values = room + rows * LANES};
-    float *turned = state.values + rows * width, *query = turned + TILE * width, *joined = query + rows * width;
+    float *query = state.values + rows * width, *joined = query + rows * width;
     float *totals = joined + rows * width, *best = totals + rows, *scores = best + rows;
     state.best = scores + rows * TILE;
     turn_queries(run, item, query);
     for (long part = item->first; part < item->last; part++) {
         clear(&state, rows, width);
-        attend_part(run, item, part, query, turned, scores, &state);
+        attend_part(run, item, part, query, scores, &state);
         for (long r = 0; r < rows; r++) {
             if (part > item->first) {
                 join(&best[r], &totals[r], joined + r * width, state.best[r], sum(state.total[r]),

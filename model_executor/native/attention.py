@@ -7,7 +7,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from model_executor.attention.spec import AttentionKernel, AttentionProblem, KernelSpec, Limits
+from model_executor.attention.spec import AttentionKernel, AttentionProblem, KernelSpec, Layout, Limits
 from model_executor.batch import BatchInputs
 from model_executor.kv_cache import LayerCache
 from model_executor.layers.heads import HeadsKernel, HeadsProblem, HeadsSpec
@@ -19,6 +19,7 @@ from model_executor.native.library import AttentionStruct, HeadsStruct, Native, 
 LANES: Final = 16
 # Heads of a KV head that an item of attention.c can hold.
 MAX_GROUP: Final = 48
+LAYOUT: Final[Layout] = "turned"
 
 
 class PagedAttention:
@@ -69,10 +70,14 @@ class PagedAttention:
 class FusedHeads:
     """Norm of heads, rotation and append in one pass over the projection, which it changes.
 
+    Keys are kept turned within their block, as the attention reads them: see attention.h.
+
     Args:
         native: that computes.
         problem: what to compute.
     """
+
+    layout: Layout = LAYOUT
 
     def __init__(self, native: Native, problem: HeadsProblem) -> None:
         self._native = native
@@ -112,6 +117,7 @@ class FusedHeads:
             head_dim=size,
             key=cache.key.data_ptr(),
             value=cache.value.data_ptr(),
+            block_size=cache.block_size,
         )
         if tables is not None:
             cosine, sine = tables
@@ -130,15 +136,11 @@ def paged_attention(native: Native) -> KernelSpec[AttentionKernel]:
     def make(problem: AttentionProblem) -> AttentionKernel:
         return PagedAttention(native, problem)
 
-    def too_wide(problem: AttentionProblem) -> str | None:
-        group = problem.num_heads // problem.num_kv_heads
-        return f"{group} heads a KV head: takes up to {MAX_GROUP}" if group > MAX_GROUP else None
-
     limits = Limits(
         devices=frozenset(("cpu",)),
         dtypes=frozenset((torch.float32,)),
         head_dim_multiple=LANES,
-        other=too_wide,
+        layouts=frozenset((LAYOUT,)),
     )
     return KernelSpec(f"paged_{native.name}", limits, make)
 
@@ -149,4 +151,14 @@ def fused_heads(native: Native) -> HeadsSpec:
     def make(problem: HeadsProblem) -> HeadsKernel:
         return FusedHeads(native, problem)
 
-    return OperatorSpec(f"fused_{native.name}", make, frozenset(("cpu",)), frozenset((torch.float32,)))
+    def limits(problem: HeadsProblem) -> str | None:
+        """Those of the attention that reads what is written, so that both are chosen or none."""
+        group = problem.num_heads // problem.num_kv_heads
+        if group > MAX_GROUP:
+            return f"{group} heads a KV head: takes up to {MAX_GROUP}"
+        for name, value in (("head_dim", problem.head_dim), ("block_size", problem.block_size)):
+            if value % LANES:
+                return f"{name} {value}: no multiple of {LANES}"
+        return None
+
+    return OperatorSpec(f"fused_{native.name}", make, frozenset(("cpu",)), frozenset((torch.float32,)), limits)

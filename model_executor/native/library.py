@@ -102,6 +102,7 @@ class HeadsStruct(Structure):
         ("norm_eps", c_float),
         ("key", c_void_p),
         ("value", c_void_p),
+        ("block_size", c_long),
         ("slots", c_void_p),
     )
 

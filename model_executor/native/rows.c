@@ -87,8 +87,10 @@ static void heads_of_token(const Heads *h, long token) {
         if (weight) norm_row(at, weight, h->norm_offset, h->norm_eps, width, at);
         if (half) rotate(at, cosine, sine, half);
     }
-    const long kept = h->kv_heads * width;
-    keep(h->key + h->slots[token] * kept, x + h->heads * width, kept);
+    const long kept = h->kv_heads * width, block = h->slots[token] / h->block_size;
+    float *key = h->key + block * h->block_size * kept + h->slots[token] % h->block_size;
+    keep(x + h->heads * width, x + h->heads * width, kept);
+    for (long i = 0; i < kept; i++) key[i * h->block_size] = x[h->heads * width + i];
     keep(h->value + h->slots[token] * kept, x + (h->heads + h->kv_heads) * width, kept);
 }
 

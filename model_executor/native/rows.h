@@ -29,8 +29,9 @@ typedef struct {
     const int64_t *positions;    /* [T] */
     const float *query_norm, *key_norm; /* [head_dim], or NULL */
     float norm_offset, norm_eps;
-    float *key, *value;          /* caches [slots, kv_heads, head_dim] */
-    const int64_t *slots;        /* [T] */
+    float *key, *value;          /* caches as of attention.h */
+    long block_size;
+    const int64_t *slots;        /* [T] block * block_size + place in the block */
 } Heads;
 
 /* Norm and rotation of queries and keys; keys and values into the cache. */

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final, Literal
 
 import torch
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from engine_core.wire.client import TokenLogprobs
 from engine_core.wire.codec import pack_ids
@@ -136,7 +136,8 @@ class Offline:
     def identity(self) -> PlanIdentity:
         """What runs."""
         ready = self.executor.ready
-        return identity_of(self.spec, ready.load.revision, self.executor.plan.sources, ready.dtype, self.sample_vocab)
+        plain = identity_of(self.spec, ready.load.revision, self.executor.plan.sources, ready.dtype, self.sample_vocab)
+        return structs.replace(plain, quantization=self._options.quantization)
 
     @property
     def sample_vocab(self) -> int:

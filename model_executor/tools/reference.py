@@ -14,6 +14,7 @@ from typing import Final
 
 import torch
 from msgspec import structs
+from torch import Tensor
 
 from engine_core.wire import evidence
 from engine_core.wire.evidence import PackEntry, ReferenceRun, WeightDigest
@@ -35,7 +36,7 @@ FLOAT32_BOUND: Final = 1e-3
 
 
 def reference_table() -> KernelTable:
-    """The reference kernels alone."""
+    """The reference kernels alone: without the native library torch computes products, norms and heads."""
     return KernelTable(attention=(torch_ref.SPEC,), mla_attention=(mla.SPEC,), experts=(LOOP_SPEC,))
 
 
@@ -60,13 +61,23 @@ def run_pack(options: OfflineOptions) -> ReferenceRun:
 
 
 def weight_digests(offline: Offline) -> list[WeightDigest]:
-    """A digest of every parameter in memory."""
+    """A digest of every parameter in memory, and of what a kernel keeps instead of one."""
     sources = {record.name: record.sources for record in offline.executor.ready.load.tensors}
-    digests = []
-    for name, parameter in offline.executor.model.named_parameters():
-        raw = parameter.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy()
-        digests.append(WeightDigest(name, sources.get(name, []), hashlib.sha256(raw.data).hexdigest()[:32]))
-    return digests
+    model = offline.executor.model
+    kept = dict(model.named_parameters())
+    kept |= {_parameter(name): held for name, held in model.named_buffers() if _parameter(name) != name}
+    return [WeightDigest(name, sources.get(name, []), digest(held)) for name, held in kept.items()]
+
+
+def digest(tensor: Tensor) -> str:
+    """Of the bytes of a tensor."""
+    raw = tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy()
+    return hashlib.sha256(raw.data).hexdigest()[:32]
+
+
+def _parameter(buffer: str) -> str:
+    """The parameter that a kernel packed into this buffer; any other buffer is its own."""
+    return f"{owner}weight" if (owner := buffer.removesuffix("packed")) != buffer else buffer
 
 
 def _sequence(offline: Offline, entry: PackEntry) -> evidence.Sequence:
@@ -112,6 +123,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("model", metavar="MODEL_DIR", help="model folder")
     add_layer_flags(parser, "full")
     parser.add_argument("--dtype", choices=("auto", *DTYPES), default="auto", help="computed in (default: auto)")
+    parser.add_argument("--quantization", choices=("none", "int8"), default="none", help="of products (default: none)")
     parser.add_argument("--sample-vocab", metavar="N", type=int, help="ids that may be chosen (default: all)")
     add_json_flag(parser)
 
@@ -122,6 +134,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             layers=args.layers,
             allow_missing_classes=args.allow_missing_classes,
             dtype=args.dtype,
+            quantization=args.quantization,
             length=max(LENGTHS) + COUNT,
             sequences=1,
             sample_vocab=args.sample_vocab,

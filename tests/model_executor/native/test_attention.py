@@ -42,6 +42,11 @@ def make_cache(problem: AttentionProblem) -> LayerCache:
     return LayerCache(torch.randn(shape, generator=generator), torch.randn(shape, generator=generator))
 
 
+def as_native(cache: LayerCache) -> LayerCache:
+    """The same keys as native kernels keep them."""
+    return LayerCache(cache.key.permute(0, 2, 3, 1).contiguous().view(cache.key.shape), cache.value)
+
+
 def make_batch(rows: list[tuple[int, int]], places: list[int], block_size: int) -> BatchInputs:
     """Rows whose blocks lie at random; the row at place p always has the same."""
     shuffled = np.random.default_rng(3).permutation(BLOCKS)
@@ -65,7 +70,7 @@ def test_equals_the_reference(native: Native, problem: AttentionProblem) -> None
     query = queries(problem, batch.num_tokens)
     kernel = paged_attention(native).factory(problem)
     expected = TorchReference(problem).forward(query, cache, batch)
-    torch.testing.assert_close(kernel.forward(query, cache, batch), expected, rtol=1e-5, atol=2e-6)
+    torch.testing.assert_close(kernel.forward(query, as_native(cache), batch), expected, rtol=1e-5, atol=2e-6)
 
 
 @pytest.mark.parametrize("problem", PROBLEMS, ids=str)
@@ -112,9 +117,13 @@ def test_queries_inside_a_projection(native: Native) -> None:
 
 
 def test_too_many_heads_for_an_item_are_refused(native: Native) -> None:
-    wide = replace(PROBLEMS[0], num_heads=49, num_kv_heads=1)
-    assert paged_attention(native).reject(wide) == ("49 heads a KV head: takes up to 48",)
-    assert paged_attention(native).reject(replace(PROBLEMS[0], head_dim=40)) == ("head_dim 40: no multiple of 16",)
+    problem = HeadsProblem("cpu", torch.float32, 49, 1, 64, 16, None, qk_norm=False)
+    spec = fused_heads(native)
+    assert spec.reject(problem) == ("49 heads a KV head: takes up to 48",)
+    assert spec.reject(replace(problem, num_heads=4, head_dim=40)) == ("head_dim 40: no multiple of 16",)
+    assert spec.reject(replace(problem, num_heads=4, block_size=8)) == ("block_size 8: no multiple of 16",)
+    assert spec.reject(replace(problem, num_heads=4)) == ()
+    assert paged_attention(native).reject(PROBLEMS[0]) == ("keys plain: takes turned",)
 
 
 @pytest.mark.parametrize("turned", [0, 16, 40, 64])
@@ -122,7 +131,9 @@ def test_too_many_heads_for_an_item_are_refused(native: Native) -> None:
 def test_heads_equal_norm_rotation_and_append(native: Native, turned: int, norm: NormSpec | None) -> None:
     heads, kv_heads, size, tokens = 5, 2, 64, 43
     generator = torch.Generator().manual_seed(4)
-    problem = HeadsProblem("cpu", torch.float32, heads, kv_heads, size, "default" if turned else None, norm is not None)
+    problem = HeadsProblem(
+        "cpu", torch.float32, heads, kv_heads, size, 16, "default" if turned else None, norm is not None
+    )
     layer = None
     if norm is not None:
         spec = AttentionSpec(heads, kv_heads, size, 1.0, None)
@@ -146,5 +157,5 @@ def test_heads_equal_norm_rotation_and_append(native: Native, turned: int, norm:
     assert kernel is not None
     query = kernel.forward(projected, rotation, layer, cache, batch)
     torch.testing.assert_close(query, both[:, :heads], rtol=1e-5, atol=1e-6)
-    torch.testing.assert_close(cache.key, expected.key, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(cache.key, as_native(expected).key, rtol=1e-5, atol=1e-6)
     assert torch.equal(cache.value, expected.value)
