@@ -17,11 +17,11 @@ import httpx
 import pytest
 
 from engine_core.wire.sampling import SamplingParams
-from model_executor.runner import Runner
+from model_executor.startup import Executor
 from tests.e2e.server import Server, wait_for
 from tests.fixtures.llama import RAND_SHAPE, Shape, write_rand
 from tests.fixtures.reference import prompts
-from tests.model.real import alone, bring_up_rand
+from tests.model.real import alone, bring_up_on_cpu
 
 BLOCK_SIZE = 16
 # Fewer than four requests of the pressure test need.
@@ -101,19 +101,19 @@ class Asked:
 
 
 @pytest.fixture(scope="module")
-def runner(rand_folder: Path) -> Runner:
+def executor(rand_folder: Path) -> Executor:
     """RAND in this process."""
-    made = bring_up_rand(rand_folder).runner
-    assert isinstance(made, Runner)
-    return made
+    return bring_up_on_cpu(rand_folder)
 
 
-def clear_requests(runner: Runner, count: int, tokens: int, *, seed: int, shortest: int, longest: int) -> list[Asked]:
+def clear_requests(
+    executor: Executor, count: int, tokens: int, *, seed: int, shortest: int, longest: int
+) -> list[Asked]:
     """The first `count` of a series of random prompts whose answers no rounding can change."""
     params = SamplingParams(temperature=0.0, max_tokens=tokens, ignore_eos=True)
     found: list[Asked] = []
     for prompt in prompts(4 * count, vocab=RAND_SHAPE.vocab, seed=seed, shortest=shortest, longest=longest):
-        expected, clear = alone(runner, prompt, params, seed=0)
+        expected, clear = alone(executor, prompt, params, seed=0)
         if all(clear):
             found.append(Asked(prompt, expected))
         if len(found) == count:
@@ -147,10 +147,10 @@ def check_idle(server: Server) -> None:
     assert found["free"] + found["cached"] == found["total"] == TIGHT_BLOCKS
 
 
-def test_progress_under_memory_pressure(tight: Server, runner: Runner) -> None:
+def test_progress_under_memory_pressure(tight: Server, executor: Executor) -> None:
     """Thirty requests, each of which fits, together more than five times the pool: all end, and as they do alone."""
     count = 40
-    asked = clear_requests(runner, 30, count, seed=84, shortest=50, longest=80)
+    asked = clear_requests(executor, 30, count, seed=84, shortest=50, longest=80)
     assert sum(len(each.prompt) + count for each in asked) > 5 * TIGHT_BLOCKS * BLOCK_SIZE
 
     async def run() -> None:
@@ -175,10 +175,10 @@ def test_progress_under_memory_pressure(tight: Server, runner: Runner) -> None:
     wait_for("preemptions in /metrics", lambda: counter(tight, "tercet_num_preemptions") > 0)
 
 
-def test_an_urgent_request_does_not_wait_for_a_row(tight: Server, runner: Runner) -> None:
+def test_an_urgent_request_does_not_wait_for_a_row(tight: Server, executor: Executor) -> None:
     """All rows hold requests of priority 10; one of priority 0 is answered while they run, and they end right."""
     count = 80
-    *slow, fast = clear_requests(runner, 5, count, seed=87, shortest=10, longest=10)
+    *slow, fast = clear_requests(executor, 5, count, seed=87, shortest=10, longest=10)
 
     async def run() -> None:
         async with http_of(tight) as http:
@@ -203,8 +203,8 @@ def test_a_priority_that_is_none(tight: Server, priority: Any) -> None:
     assert refused.json()["error"]["param"] == "priority"
 
 
-def test_salts_keep_prefixes_apart(tight: Server, runner: Runner) -> None:
-    (asked,) = clear_requests(runner, 1, 4, seed=82, shortest=64, longest=64)
+def test_salts_keep_prefixes_apart(tight: Server, executor: Executor) -> None:
+    (asked,) = clear_requests(executor, 1, 4, seed=82, shortest=64, longest=64)
 
     async def run() -> None:
         async with http_of(tight) as http:
