@@ -35,6 +35,7 @@ def announcement(config: EngineConfig, ready: ExecutorReady) -> Ready:
         dtype=ready.dtype,
         num_kv_blocks=ready.num_kv_blocks,
         block_size=config.cache.block_size,
+        quantization=config.model.quantization,
     )
     return Ready(model, ready.load, ready.kernels, ready.startup_s, ready.epoch, ready.graphs)
 

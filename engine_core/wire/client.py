@@ -101,6 +101,7 @@ class Model(Struct, frozen=True):
         eos_token_ids: ids that end a sequence.
         dtype: of the weights as computed with.
         num_kv_blocks, block_size: size of the KV pool, in blocks and in tokens a block.
+        quantization: of the products.
     """
 
     path: str
@@ -110,6 +111,7 @@ class Model(Struct, frozen=True):
     dtype: str
     num_kv_blocks: int
     block_size: int
+    quantization: str = "none"
 
 
 class Welcome(Struct, frozen=True, array_like=True, tag="welcome"):

@@ -94,6 +94,7 @@ class PlanIdentity(Struct, frozen=True):
         layer_map: source index of each runtime layer; classes: theirs.
         dtype: computed in.
         sample_vocab: ids that may be sampled.
+        quantization: of the products, as of `tercet serve`.
     """
 
     architecture: str
@@ -103,6 +104,7 @@ class PlanIdentity(Struct, frozen=True):
     classes: list[str]
     dtype: str
     sample_vocab: int
+    quantization: str = "none"
 
 
 class PackEntry(Struct, frozen=True):

@@ -14,7 +14,7 @@ EXIT_FAILED: Final = 1
 
 def add_parser(subparsers: argparse._SubParsersAction[Any]) -> None:
     """Declare `tercet coverage`."""
-    from frontend.proof.options import add_model_flags
+    from frontend.proof.options import add_model_flags, add_quantization_flag
 
     parser = subparsers.add_parser(
         "coverage",
@@ -25,9 +25,7 @@ def add_parser(subparsers: argparse._SubParsersAction[Any]) -> None:
         allow_abbrev=False,
     )
     add_model_flags(parser)
-    parser.add_argument(
-        "--quantization", choices=("none", "int8"), default="none", help="as of tercet serve (default: none)"
-    )
+    add_quantization_flag(parser)
     parser.add_argument("--json", metavar="FILE", help="write the report as JSON too")
 
 

@@ -13,7 +13,7 @@ MOST_TOKENS: Final = 1_000_000
 
 def add_parser(subparsers: argparse._SubParsersAction[Any]) -> None:
     """Declare `tercet quality`."""
-    from frontend.proof.options import add_model_flags
+    from frontend.proof.options import add_model_flags, add_quantization_flag
 
     parser = subparsers.add_parser(
         "quality",
@@ -24,9 +24,7 @@ def add_parser(subparsers: argparse._SubParsersAction[Any]) -> None:
         allow_abbrev=False,
     )
     add_model_flags(parser)
-    parser.add_argument(
-        "--quantization", choices=("none", "int8"), default="none", help="as of tercet serve (default: none)"
-    )
+    add_quantization_flag(parser)
     parser.add_argument("--text", metavar="FILE", help="in UTF-8; default: the language reference in this Python")
     parser.add_argument("--tokens", metavar="N", type=_count, default=1536, help="of the text (default: 1536)")
     parser.add_argument("--json", metavar="FILE", help="write the report as JSON too")

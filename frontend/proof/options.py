@@ -23,6 +23,13 @@ def add_model_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dtype", choices=DTYPES, default="auto", help="computed in (default: auto)")
 
 
+def add_quantization_flag(parser: argparse.ArgumentParser) -> None:
+    """The quantization, for proofs of what is served with one."""
+    parser.add_argument(
+        "--quantization", choices=("none", "int8"), default="none", help="as of tercet serve (default: none)"
+    )
+
+
 def layer_flags(args: argparse.Namespace) -> list[str]:
     """The choice of blocks, as the tools and the server take it."""
     return ["--layers", args.layers, *(["--allow-missing-classes"] if args.allow_missing_classes else [])]

@@ -85,6 +85,7 @@ def check_served(recorded: PlanIdentity, ready: Ready) -> None:
         layer_map=ready.load.layer_map,
         classes=ready.load.classes,
         dtype=ready.model.dtype,
+        quantization=ready.model.quantization,
     )
     check_identity(recorded, served)
 
@@ -167,6 +168,8 @@ def lines(faults: Sequence[str], sentinel: Sentinel) -> list[str]:
     """The outcome for people; the verdict is the last line."""
     identity = sentinel.reference.identity
     blocks = f"{len(identity.layer_map)} of {identity.blocks} blocks in {identity.dtype}"
+    if identity.quantization != "none":
+        blocks += f" with products in {identity.quantization}"
     reference = sentinel.reference
     pack = f"pack {reference.pack}, {len(reference.sequences)} sequences, {len(reference.weights)} weights"
     text = [f"{identity.architecture} {identity.revision}: {blocks}; {pack}"]

@@ -18,6 +18,7 @@ from frontend.errors import StartRefused, UsageError
 from frontend.proof.own_server import OwnServer
 from tests.e2e.server import ROOT
 from tests.fixtures.families import edit_config
+from tests.fixtures.llama import Shape, write_rand
 from tests.model_executor.tools.folders import write_model
 
 DEADLINE_S = 600
@@ -84,6 +85,20 @@ def test_a_sentinel_catches_one_bit(folder: Path, tmp_path: Path) -> None:
     other = tercet("sentinel", "check", file, folder, "--layers", "0,5")
     assert other.returncode == 2
     assert "another plan and is not compared: layer_map [0, 1], now [0, 5]" in other.stderr
+
+
+def test_a_sentinel_of_products_in_int8(tmp_path: Path) -> None:
+    """The server's native kernels against torch's."""
+    model, file = write_rand(tmp_path / "model", shape=Shape(hidden=64, layers=2, intermediate=64)), tmp_path / "s.json"
+    int8 = ("--quantization", "int8")
+    recorded = tercet("sentinel", "record", file, model, *int8)
+    assert recorded.returncode == 0, recorded.stdout + recorded.stderr
+    assert "in float32 with products in int8" in recorded.stdout
+    again = tercet("sentinel", "check", file, model, *int8)
+    assert again.returncode == 0, again.stdout + again.stderr
+    plain = tercet("sentinel", "check", file, model)
+    assert plain.returncode == 2
+    assert "another plan and is not compared: quantization int8, now none" in plain.stderr
 
 
 def test_a_server_of_ones_own_ends_with_its_object(folder: Path) -> None:

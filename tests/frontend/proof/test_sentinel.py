@@ -9,10 +9,19 @@ import pytest
 from msgspec import structs
 
 from engine_core.wire import evidence
+from engine_core.wire.client import Model, Ready
 from engine_core.wire.evidence import PackEntry, PlanIdentity, ReferenceRun, WeightDigest
 from frontend.errors import UsageError
-from frontend.proof.sentinel import Sentinel, check_identity, check_runs, differences, lines, read_sentinel
-from tests.frontend.proof.examples import ENVIRONMENT, identity, sentinel, sequence
+from frontend.proof.sentinel import (
+    Sentinel,
+    check_identity,
+    check_runs,
+    check_served,
+    differences,
+    lines,
+    read_sentinel,
+)
+from tests.frontend.proof.examples import ENVIRONMENT, identity, load, sentinel, sequence
 
 ELSEWHERE = structs.replace(ENVIRONMENT, machine="another processor")
 
@@ -82,12 +91,29 @@ def test_lengths_and_names() -> None:
         structs.replace(identity(), dtype="bfloat16"),
         structs.replace(identity(), revision="r2"),
         structs.replace(identity(), sample_vocab=95),
+        structs.replace(identity(), quantization="int8"),
     ],
 )
 def test_another_plan_is_not_compared(other: PlanIdentity) -> None:
     check_identity(identity(), identity())
     with pytest.raises(UsageError, match="of another plan and is not compared"):
         check_identity(identity(), other)
+
+
+def test_a_server_of_another_plan_is_not_compared() -> None:
+    model = Model("m", 128, 96, (), "float32", 64, 16)
+    ready = Ready(model, load(), [], {}, 1)
+    check_served(identity(), ready)
+    with pytest.raises(UsageError, match="not compared: quantization none, now int8"):
+        check_served(identity(), structs.replace(ready, model=structs.replace(model, quantization="int8")))
+
+
+def test_products_in_int8_are_named() -> None:
+    reference = structs.replace(sentinel().reference, identity=structs.replace(identity(), quantization="int8"))
+    assert (
+        "2 of 6 blocks in float32 with products in int8;"
+        in lines([], structs.replace(sentinel(), reference=reference))[0]
+    )
 
 
 def test_files(tmp_path: Path) -> None:

@@ -37,6 +37,23 @@ def test_one_huge_channel_does_not_cost_the_others(outlier: float) -> None:
     assert (product(x) - exact).norm() < 0.02 * exact.norm()
 
 
+def test_no_rows_are_no_rows() -> None:
+    product = INT8_SPEC.factory(problem()).pack(torch.randn(128, 48), torch.zeros(48))
+    assert product is not None
+    assert product(torch.empty(0, 128)).shape == (0, 48)
+
+
+def test_all_that_is_kept_shows_in_its_bytes() -> None:
+    """A weight of twice the size has the same whole numbers and other scales."""
+    weight, bias = torch.randn(128, 48, generator=torch.Generator().manual_seed(0)), torch.zeros(48)
+    one, two = (INT8_SPEC.factory(problem()).pack(each, bias) for each in (weight, 2 * weight))
+    assert one is not None
+    assert two is not None
+    assert one.packed.numel() == 128 * 48 + 4 * 48
+    assert torch.equal(one.packed[: 128 * 48], two.packed[: 128 * 48])
+    assert not torch.equal(one.packed, two.packed)
+
+
 def test_refusals_name_the_reason() -> None:
     assert INT8_SPEC.reject(problem()) == ()
     assert INT8_SPEC.reject(problem(96)) == ("inputs 96: int8 takes multiples of 64",)

@@ -7,8 +7,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from engine_core.wire.evidence import ReferenceRun
+from engine_core.wire.evidence import ReferenceRun, WeightDigest
 from model_executor.tools import reference
+from tests.fixtures.llama import Shape, write_rand
 from tests.model_executor.tools.folders import write_model
 
 
@@ -47,3 +48,24 @@ def test_the_bound_of_a_narrow_dtype_is_measured(tmp_path: Path) -> None:
     llama = write_model(tmp_path / "model", "llama")
     narrow = run(llama, tmp_path / "a", "--dtype", "bfloat16", "--layers", "1,4")
     assert 10 * reference.FLOAT32_BOUND < narrow.bound < 0.5
+
+
+def test_products_in_int8_are_those_of_torch(tmp_path: Path) -> None:
+    """What a kernel keeps of a weight is digested in its place; others may be off by the error of int8."""
+    model = write_rand(tmp_path / "model", shape=Shape(hidden=64, layers=2, intermediate=64))
+    plain, whole = run(model, tmp_path / "a"), run(model, tmp_path / "b", "--quantization", "int8")
+    assert (plain.identity.quantization, whole.identity.quantization) == ("none", "int8")
+    assert {line.rpartition(": ")[2] for line in whole.environment.kernels if line.startswith("linear")} == {
+        "torch_int8"
+    }
+    assert plain.bound == reference.FLOAT32_BOUND
+    assert 10 * reference.FLOAT32_BOUND < whole.bound < 1.0
+    before, after = _by_name(plain), _by_name(whole)
+    assert before.keys() == after.keys()
+    other = {name for name, each in before.items() if each.digest != after[name].digest}
+    assert other == {name for name in before if name.startswith("blocks") and "norm" not in name} | {"head.weight"}
+    assert all(each.sources == after[name].sources for name, each in before.items())
+
+
+def _by_name(run: ReferenceRun) -> dict[str, WeightDigest]:
+    return {each.name: each for each in run.weights}
