@@ -31,7 +31,7 @@ TIMES: Final[Mapping[str, tuple[Phase, ...]]] = {
     "distributed_init": (),
     "planning": ("plan",),
     "checkpoint_io": ("load",),
-    "backend_preparation": ("build", "kv_cache"),
+    "backend_preparation": ("build", "pack", "kv_cache"),
     "graph_capture": ("capture",),
     "first_execution": ("warm_up",),
     "warm_execution": ("warm_run",),

@@ -141,7 +141,7 @@ def test_help_and_version(argv: list[str], capsys: pytest.CaptureFixture[str]) -
     out = capsys.readouterr().out
     assert out.startswith("tercet " if argv == ["--version"] else "usage: tercet serve MODEL_DIR [flags]")
     if argv != ["--version"]:
-        for title in ("The HTTP endpoint:", "The paged KV cache:", "What runs in a step:"):
+        for title in ("The HTTP endpoint:", "The KV cache:", "What runs in a step:"):
             assert title in out
 
 
