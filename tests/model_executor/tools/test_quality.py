@@ -43,7 +43,7 @@ def break_first(monkeypatch: pytest.MonkeyPatch, factor: float) -> None:
         made.append(Offline(options))
         if len(made) == 1:
             with torch.no_grad():
-                made[0].executor.model.blocks[3].get_parameter("mlp.down.weight").mul_(factor)
+                made[0].executor.model.blocks[3].get_parameter("mlp_norm.weight").mul_(factor)
         return made[-1]
 
     monkeypatch.setattr(quality, "Offline", broken)
