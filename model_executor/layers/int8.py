@@ -1,8 +1,8 @@
 """The reference of the products in eight bits, in plain torch.
 
-Weights have a scale for each output channel, activations one for each token and group of 64 input channels. A few input
-channels are far larger than the rest, and one scale would leave the rest a few steps; so within each group both sides
-are first turned by the same rotation, a Hadamard matrix of 64 (as QuaRot does: Ashkboos et al., 2024). The product
+Weights have a scale for each output channel, activations one for each token and group of input channels. A few input
+channels are far larger than the rest, and one scale would leave the rest a few steps; so within each 64 channels both
+sides are first turned by the same rotation, a Hadamard matrix (as QuaRot does: Ashkboos et al., 2024). The product
 stays, and what stood in one channel is spread over 64.
 """
 
@@ -16,7 +16,8 @@ from torch import Tensor
 from model_executor.layers.linear import LinearProblem, LinearSpec, Product, gated
 from model_executor.layers.operator import OperatorSpec
 
-GROUP: Final = 64
+TURNED: Final = 64
+MAX_GROUP: Final = 256
 MOST: Final = 127
 
 
@@ -28,11 +29,18 @@ def hadamard(size: int) -> Tensor:
     return matrix
 
 
+def group_of(inputs: int) -> int:
+    """Input channels that share a scale: the most, up to 256, that make whole groups of whole rotations."""
+    return next(size for size in range(MAX_GROUP, 0, -TURNED) if inputs % size == 0)
+
+
 def rotate(x: Tensor) -> Tensor:
-    """[..., K] to [..., K / 64, 64], each group rotated."""
-    groups = x.reshape(*x.shape[:-1], x.shape[-1] // GROUP, GROUP)
-    rotated: Tensor = groups @ hadamard(GROUP) / GROUP**0.5
-    return rotated
+    """[..., K] to [..., groups, inputs of a group], each 64 of them rotated."""
+    inputs = x.shape[-1]
+    parts = x.reshape(*x.shape[:-1], inputs // TURNED, TURNED)
+    rotated: Tensor = parts @ hadamard(TURNED) / TURNED**0.5
+    group = group_of(inputs)
+    return rotated.reshape(*x.shape[:-1], inputs // group, group)
 
 
 def shrink(x: Tensor, axes: tuple[int, ...]) -> tuple[Tensor, Tensor]:
@@ -86,7 +94,7 @@ class Int8Linear:
 
 def group_fault(problem: LinearProblem) -> str | None:
     """Why a weight cannot be kept in int8."""
-    return f"inputs {problem.inputs}: int8 takes multiples of {GROUP}" if problem.inputs % GROUP else None
+    return f"inputs {problem.inputs}: int8 takes multiples of {TURNED}" if problem.inputs % TURNED else None
 
 
 def _limits(problem: LinearProblem) -> str | None:

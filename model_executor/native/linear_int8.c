@@ -1,8 +1,8 @@
 /* Products in eight bits: weights with a scale for each output channel, activations with one for each token and group of
- * 64 input channels.
+ * input channels.
  *
  * A few input channels are far larger than the rest, and one scale would leave the rest a few steps. So both sides are
- * first turned by the same rotation within each group, a Hadamard matrix of 64 (as QuaRot does: Ashkboos et al., 2024):
+ * first turned by the same rotation within each 64 channels, a Hadamard matrix (as QuaRot does: Ashkboos et al., 2024):
  * the product is the same, and what stood in one channel is spread over 64.
  *
  * The processor multiplies unsigned by signed bytes: activations are stored plus 128, and the sums begin at minus 128
@@ -18,22 +18,32 @@
 #include <immintrin.h>
 #endif
 
-#define GROUP 64
-#define QUADS (GROUP / 4)
+#define TURNED 64
+#define MAX_GROUP_INPUTS 256
 #if defined(__AVX512F__)
 #define MAX_ROWS 12
 #else
 #define MAX_ROWS 3
 #endif
 
-/* A panel: weights [K / 4, 32, 4], where the sums of a group begin [K / 64, 32], and the scales [32]. */
-static long panel_bytes(long inputs) { return inputs * PANEL + inputs / GROUP * PANEL * 4 + PANEL * 4; }
+/* Input channels of a group: as many as are allowed and divide K into whole groups. */
+static long group_of(long inputs) {
+    long size = MAX_GROUP_INPUTS;
+    while (inputs % size) size -= TURNED;
+    return size;
+}
+
+/* A panel: weights [K / 4, 32, 4], where the sums of a group begin [groups, 32], and the scales [32]. */
+static long panel_bytes(long inputs) { return inputs * PANEL + inputs / group_of(inputs) * PANEL * 4 + PANEL * 4; }
 
 static const int32_t *begins(const char *panel, long inputs) { return (const int32_t *)(panel + inputs * PANEL); }
 
 static const float *scales(const char *panel, long inputs) {
-    return (const float *)(panel + inputs * PANEL + inputs / GROUP * PANEL * 4);
+    return (const float *)(panel + inputs * PANEL + inputs / group_of(inputs) * PANEL * 4);
 }
+
+/* Four bytes of a row, wherever they lie. */
+typedef int32_t quad __attribute__((may_alias, aligned(1)));
 
 INLINE vi load_int(const void *from) {
     vi x;
@@ -69,19 +79,24 @@ INLINE void rotate64(vf x[4]) {
 
 INLINE vf magnitude(vf x) { return (vf)((vi)x & 0x7fffffff); }
 
-/* 64 numbers to bytes -127 .. 127 and their scale. `most` is what 127 stands for; 0: the largest of them. */
-INLINE float shrink64(vf x[4], int8_t bytes[GROUP], float most) {
-    if (most == 0.0f)
-        most = largest(larger(larger(magnitude(x[0]), magnitude(x[1])), larger(magnitude(x[2]), magnitude(x[3]))));
-    const float to_bytes = most > 0.0f ? 127.0f / most : 0.0f;
-    for (int v = 0; v < 4; v++) {
-        const vf round = all(12582912.0f);
-        vf scaled = smaller(larger(x[v] * to_bytes, all(-127.0f)), all(127.0f));
-        vi whole = (vi)(scaled + round) - (vi)round;
-        for (int i = 0; i < LANES; i++) bytes[v * LANES + i] = (int8_t)whole[i];
-    }
-    return most / 127.0f;
+INLINE vf largest64(const vf x[4]) {
+    return larger(larger(magnitude(x[0]), magnitude(x[1])), larger(magnitude(x[2]), magnitude(x[3])));
 }
+
+typedef int8_t vb __attribute__((vector_size(16)));
+
+/* 64 numbers to bytes -127 .. 127, of which each is one `to_bytes`-th. */
+INLINE void shrink64(const vf x[4], float to_bytes, int8_t bytes[TURNED]) {
+    const vf round = all(12582912.0f);
+#pragma GCC unroll 4
+    for (int v = 0; v < 4; v++) {
+        const vf scaled = smaller(larger(x[v] * to_bytes, all(-127.0f)), all(127.0f));
+        const vb whole = __builtin_convertvector((vi)(scaled + round) - (vi)round, vb);
+        memcpy(bytes + v * LANES, &whole, sizeof whole);
+    }
+}
+
+INLINE float steps_of(float most) { return most > 0.0f ? 127.0f / most : 0.0f; }
 
 typedef struct {
     const Linear *linear;
@@ -89,7 +104,7 @@ typedef struct {
     long x_stride, rows;
     long blocks, least, larger; /* as of linear.c */
     uint8_t *bytes;             /* blocks of rows, each [K / 4, rows, 4] */
-    float *scale;               /* blocks of rows, each [K / 64, rows] */
+    float *scale;               /* blocks of rows, each [groups, rows] */
     float *out;
     long out_stride, panels, group;
 } Product;
@@ -103,32 +118,49 @@ typedef struct {
 
 static Rows block_of(const Product *p, long index) {
     const long first = index * p->least + (index < p->larger ? index : p->larger), inputs = p->linear->inputs;
-    return (Rows){p->bytes + first * inputs, p->scale + first * (inputs / GROUP), first,
+    return (Rows){p->bytes + first * inputs, p->scale + first * (inputs / group_of(inputs)), first,
                   (int)(p->least + (index < p->larger))};
+}
+
+/* A group of a row: turned, shrunk, and stored as quads that lie `stride` bytes apart. Gives the scale. */
+static float pack_group(const float *from, long group, uint8_t *to, long stride) {
+    vf x[MAX_GROUP_INPUTS / LANES], most = {0};
+    for (long k = 0; k < group; k += TURNED) {
+        vf *part = x + k / LANES;
+        for (int v = 0; v < 4; v++) part[v] = load(from + k + v * LANES);
+        rotate64(part);
+        most = larger(most, largest64(part));
+    }
+    const float top = largest(most), to_bytes = steps_of(top);
+    for (long k = 0; k < group; k += TURNED) {
+        int8_t bytes[TURNED];
+        shrink64(x + k / LANES, to_bytes, bytes);
+        for (int q = 0; q < TURNED / 4; q++, to += stride) {
+            *(quad *)to = *(const quad *)(bytes + q * 4) ^ (int32_t)0x80808080; /* plus 128 */
+        }
+    }
+    return top / 127.0f / 8.0f;
 }
 
 static void pack_block(void *context, long chunk, int thread) {
     (void)thread;
     const Product *p = context;
     const Rows block = block_of(p, chunk);
-    for (int r = 0; r < block.rows; r++)
-        for (long g = 0; g < p->linear->inputs / GROUP; g++) {
-            const float *from = p->x + (block.first + r) * p->x_stride + g * GROUP;
-            vf x[4] = {load(from), load(from + 16), load(from + 32), load(from + 48)};
-            int8_t bytes[GROUP];
-            rotate64(x);
-            ((float *)block.scale)[g * block.rows + r] = shrink64(x, bytes, 0.0f) / 8.0f;
-            uint8_t *to = (uint8_t *)block.bytes + (g * QUADS * block.rows + r) * 4;
-            for (int q = 0; q < QUADS; q++)
-                for (int i = 0; i < 4; i++) to[q * block.rows * 4 + i] = (uint8_t)(bytes[q * 4 + i] + 128);
-        }
+    const long inputs = p->linear->inputs, group = group_of(inputs);
+    for (int r = 0; r < block.rows; r++) {
+        const float *from = p->x + (block.first + r) * p->x_stride;
+        for (long g = 0; g < inputs / group; g++)
+            ((float *)block.scale)[g * block.rows + r] =
+                pack_group(from + g * group, group, (uint8_t *)block.bytes + (g * group / 4 * block.rows + r) * 4,
+                           block.rows * 4);
+    }
 }
 
 /* `rows` rows by `count` panels; the sums go to [panel, row, 32]. */
 INLINE void tile(const int rows, const int count, const Rows block, const char *panels, long inputs, float *sums) {
-    const long stride = panel_bytes(inputs);
+    const long stride = panel_bytes(inputs), group = group_of(inputs);
     for (int i = 0; i < rows * count * PANEL; i++) sums[i] = 0.0f;
-    for (long g = 0; g < inputs / GROUP; g++) {
+    for (long g = 0; g < inputs / group; g++) {
         vi low[MAX_ROWS], high[MAX_ROWS];
 #pragma GCC unroll 4
         for (int c = 0; c < count; c++) {
@@ -139,18 +171,17 @@ INLINE void tile(const int rows, const int count, const Rows block, const char *
                 high[c * rows + r] = load_int(begin + LANES);
             }
         }
-        const uint8_t *x = block.bytes + g * QUADS * rows * 4;
-        const char *w = panels + g * GROUP * PANEL;
-        for (int q = 0; q < QUADS; q++, x += rows * 4, w += PANEL * 4) {
-            int32_t quad[MAX_ROWS];
-            memcpy(quad, x, rows * 4);
+        const uint8_t *x = block.bytes + g * group * rows;
+        const char *w = panels + g * group * PANEL;
+        for (long q = 0; q < group / 4; q++, x += rows * 4, w += PANEL * 4) {
+            const quad *of_row = (const quad *)x;
 #pragma GCC unroll 4
             for (int c = 0; c < count; c++) {
                 const vi a = load_int(w + c * stride), b = load_int(w + c * stride + 64);
 #pragma GCC unroll 12
                 for (int r = 0; r < rows; r++) {
-                    low[c * rows + r] = dot(low[c * rows + r], quad[r], a);
-                    high[c * rows + r] = dot(high[c * rows + r], quad[r], b);
+                    low[c * rows + r] = dot(low[c * rows + r], of_row[r], a);
+                    high[c * rows + r] = dot(high[c * rows + r], of_row[r], b);
                 }
             }
         }
@@ -188,34 +219,39 @@ INLINE void tiles(const Product *p, const int rows, const int at_once, const Row
     }
 }
 
+static void by_rows(const Product *p, Rows block, const char *panels, long panel, long count) {
+    switch (block.rows) {
+#if defined(__AVX512F__)
+    case 1: tiles(p, 1, 4, block, panels, panel, count); break;
+    case 2: tiles(p, 2, 4, block, panels, panel, count); break;
+    case 3: tiles(p, 3, 3, block, panels, panel, count); break;
+    case 4: tiles(p, 4, 3, block, panels, panel, count); break;
+    case 5: tiles(p, 5, 2, block, panels, panel, count); break;
+    case 6: tiles(p, 6, 2, block, panels, panel, count); break;
+    case 7: tiles(p, 7, 1, block, panels, panel, count); break;
+    case 8: tiles(p, 8, 1, block, panels, panel, count); break;
+    case 9: tiles(p, 9, 1, block, panels, panel, count); break;
+    case 10: tiles(p, 10, 1, block, panels, panel, count); break;
+    case 11: tiles(p, 11, 1, block, panels, panel, count); break;
+#else
+    case 1: tiles(p, 1, 1, block, panels, panel, count); break;
+    case 2: tiles(p, 2, 1, block, panels, panel, count); break;
+#endif
+    default: tiles(p, MAX_ROWS, 1, block, panels, panel, count); break;
+    }
+}
+
 static void multiply(void *context, long chunk, int thread) {
     (void)thread;
     const Product *p = context;
     const long groups = (p->panels + p->group - 1) / p->group, panel = chunk % groups * p->group;
     const long count = panel + p->group <= p->panels ? p->group : p->panels - panel;
     const char *panels = (const char *)p->linear->panels + panel * panel_bytes(p->linear->inputs);
-    for (long b = 0; b < p->blocks; b++) {
-        const Rows block = block_of(p, b);
-        switch (block.rows) {
-#if defined(__AVX512F__)
-        case 1: tiles(p, 1, 4, block, panels, panel, count); break;
-        case 2: tiles(p, 2, 4, block, panels, panel, count); break;
-        case 3: tiles(p, 3, 3, block, panels, panel, count); break;
-        case 4: tiles(p, 4, 3, block, panels, panel, count); break;
-        case 5: tiles(p, 5, 2, block, panels, panel, count); break;
-        case 6: tiles(p, 6, 2, block, panels, panel, count); break;
-        case 7: tiles(p, 7, 1, block, panels, panel, count); break;
-        case 8: tiles(p, 8, 1, block, panels, panel, count); break;
-        case 9: tiles(p, 9, 1, block, panels, panel, count); break;
-        case 10: tiles(p, 10, 1, block, panels, panel, count); break;
-        case 11: tiles(p, 11, 1, block, panels, panel, count); break;
-#else
-        case 1: tiles(p, 1, 1, block, panels, panel, count); break;
-        case 2: tiles(p, 2, 1, block, panels, panel, count); break;
-#endif
-        default: tiles(p, MAX_ROWS, 1, block, panels, panel, count); break;
-        }
-    }
+    /* With many blocks one panel stays in the first-level cache while they pass. */
+    const long step = p->blocks > 3 ? 1 : count;
+    for (long done = 0; done < count; done += step)
+        for (long b = 0; b < p->blocks; b++)
+            by_rows(p, block_of(p, b), panels + done * panel_bytes(p->linear->inputs), panel + done, step);
 }
 
 /* See linear_run. */
@@ -227,7 +263,7 @@ int linear_int8_run(Pool *pool, const Linear *linear, const float *x, long x_str
     p.larger = rows % p.blocks;
     p.panels = (linear->outputs + PANEL - 1) / PANEL;
     p.group = linear_panels_a_chunk(p.panels, pool_threads(pool));
-    const size_t scale_bytes = rows * (linear->inputs / GROUP) * sizeof(float);
+    const size_t scale_bytes = rows * (linear->inputs / group_of(linear->inputs)) * sizeof(float);
     char *room = pool_shared(pool, scale_bytes + rows * linear->inputs);
     if (!room) return -1;
     p.scale = (float *)room;
@@ -246,35 +282,34 @@ typedef struct {
     bool failed; /* no memory */
 } Packing;
 
-/* The largest magnitude of a column once it is rotated; the rotated column replaces it. */
-static float rotate_column(float *column, long inputs) {
+/* The largest magnitude of a column once it is turned; the turned column replaces it. */
+static float turn_column(float *column, long inputs) {
     vf most = {0};
-    for (long k = 0; k < inputs; k += GROUP) {
-        vf x[4] = {load(column + k), load(column + k + 16), load(column + k + 32), load(column + k + 48)};
+    for (long k = 0; k < inputs; k += TURNED) {
+        vf x[4];
+        for (int v = 0; v < 4; v++) x[v] = load(column + k + v * LANES);
         rotate64(x);
-        for (int v = 0; v < 4; v++) {
-            store(column + k + v * LANES, x[v]);
-            most = larger(most, magnitude(x[v]));
-        }
+        for (int v = 0; v < 4; v++) store(column + k + v * LANES, x[v]);
+        most = larger(most, largest64(x));
     }
     return largest(most);
 }
 
 static void pack_column(const Linear *linear, char *panel, int c, float *column) {
-    const long inputs = linear->inputs;
-    const float most = rotate_column(column, inputs);
+    const long inputs = linear->inputs, group = group_of(inputs);
+    const float most = turn_column(column, inputs);
+    int32_t *begin = (int32_t *)begins(panel, inputs);
     ((float *)scales(panel, inputs))[c] = most / 127.0f / 8.0f;
-    for (long g = 0; g < inputs / GROUP; g++) {
-        const float *from = column + g * GROUP;
-        vf x[4] = {load(from), load(from + 16), load(from + 32), load(from + 48)};
-        int8_t bytes[GROUP];
-        int32_t total = 0;
-        shrink64(x, bytes, most > 0.0f ? most : 1.0f);
-        for (int k = 0; k < GROUP; k++) {
-            total += bytes[k];
-            panel[((g * QUADS + k / 4) * PANEL + c) * 4 + k % 4] = bytes[k];
+    for (long g = 0; g < inputs / group; g++) begin[g * PANEL + c] = 0;
+    for (long at = 0; at < inputs; at += TURNED) {
+        vf x[4];
+        int8_t bytes[TURNED];
+        for (int v = 0; v < 4; v++) x[v] = load(column + at + v * LANES);
+        shrink64(x, steps_of(most), bytes);
+        for (long k = 0; k < TURNED; k++) {
+            panel[((at + k) / 4 * PANEL + c) * 4 + k % 4] = bytes[k];
+            begin[at / group * PANEL + c] -= 128 * bytes[k];
         }
-        ((int32_t *)begins(panel, inputs))[g * PANEL + c] = -128 * total;
     }
 }
 

@@ -8,6 +8,8 @@
 /* Floats from which on a second thread pays. */
 #define PARALLEL 16384
 #define ROWS_A_CHUNK 8
+/* Tokens of one block of keys lie side by side: two threads at one block would pass its lines to and fro. */
+#define TOKENS_A_CHUNK 64
 
 INLINE float mean_square(const float *x, long width) {
     vf squares = {0};
@@ -97,12 +99,12 @@ static void heads_of_token(const Heads *h, long token) {
 static void heads_chunk(void *context, long chunk, int thread) {
     (void)thread;
     const Heads *h = context;
-    const long last = (chunk + 1) * ROWS_A_CHUNK < h->tokens ? (chunk + 1) * ROWS_A_CHUNK : h->tokens;
-    for (long token = chunk * ROWS_A_CHUNK; token < last; token++) heads_of_token(h, token);
+    const long last = (chunk + 1) * TOKENS_A_CHUNK < h->tokens ? (chunk + 1) * TOKENS_A_CHUNK : h->tokens;
+    for (long token = chunk * TOKENS_A_CHUNK; token < last; token++) heads_of_token(h, token);
 }
 
 void heads_run(Pool *pool, const Heads *h) {
-    run_rows(pool, heads_chunk, (void *)h, h->tokens, h->tokens * (h->heads + 2 * h->kv_heads) * h->head_dim);
+    pool_run(pool, heads_chunk, (void *)h, (h->tokens + TOKENS_A_CHUNK - 1) / TOKENS_A_CHUNK);
 }
 
 static void embed_chunk(void *context, long chunk, int thread) {

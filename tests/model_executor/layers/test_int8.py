@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from model_executor.layers.int8 import GROUP, INT8_SPEC, hadamard, rotate, shrink
+from model_executor.layers.int8 import INT8_SPEC, TURNED, group_of, hadamard, rotate, shrink
 from model_executor.layers.linear import LinearProblem
 
 
@@ -12,10 +12,15 @@ def problem(inputs: int = 128, *, int8: bool = True) -> LinearProblem:
 
 
 def test_the_rotation_turns_back() -> None:
-    matrix = hadamard(GROUP)
-    assert torch.equal(matrix @ matrix, GROUP * torch.eye(GROUP))
-    x = torch.randn(3, 2 * GROUP, generator=torch.Generator().manual_seed(0))
+    matrix = hadamard(TURNED)
+    assert torch.equal(matrix @ matrix, TURNED * torch.eye(TURNED))
+    x = torch.randn(3, 2 * TURNED, generator=torch.Generator().manual_seed(0))
     torch.testing.assert_close(rotate(rotate(x).flatten(1)).flatten(1), x)
+
+
+@pytest.mark.parametrize(("inputs", "group"), [(64, 64), (576, 192), (896, 128), (1536, 256), (64 * 37, 64)])
+def test_groups_are_as_large_as_they_may(inputs: int, group: int) -> None:
+    assert group_of(inputs) == group
 
 
 def test_whole_numbers_by_hand() -> None:
