@@ -42,6 +42,7 @@ def bring_up_quietly(
     buckets: tuple[int, ...] = (),
     eager: bool = False,
     quantization: Literal["none", "int8"] = "none",
+    block_size: int = BLOCK_SIZE,
 ) -> Executor:
     """An executor of a folder, without a process.
 
@@ -52,10 +53,11 @@ def bring_up_quietly(
         buckets: of --cuda-graph-sizes.
         eager: of --enforce-eager.
         quantization: of the products.
+        block_size: tokens a KV block.
     """
     config = EngineConfig(
         model=ModelOptions(model=str(folder), max_model_len=200, dtype=dtype, quantization=quantization),
-        cache=CacheOptions(block_size=BLOCK_SIZE, num_kv_blocks=BLOCKS),
+        cache=CacheOptions(block_size=block_size, num_kv_blocks=BLOCKS),
         scheduler=SchedulerOptions(max_num_seqs=16, max_num_batched_tokens=256),
         executor=ExecutorOptions(
             device="cpu", cpu_threads=torch.get_num_threads(), cuda_graph_sizes=buckets, enforce_eager=eager

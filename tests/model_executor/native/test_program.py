@@ -23,7 +23,7 @@ from tests.fixtures.reference import prompts
 from tests.model_executor.driver import GREEDY, Driver, Job
 from tests.model_executor.engine import write_small
 from tests.model_executor.native.builds import builds
-from tests.model_executor.test_runner import BLOCK_SIZE, bring_up_quietly, runner_of
+from tests.model_executor.test_runner import bring_up_quietly, runner_of
 
 pytestmark = pytest.mark.skipif(not builds(), reason="the package was built without a C compiler")
 
@@ -32,6 +32,8 @@ SIZES = {"hidden_size": 64, "max_position_embeddings": 256}
 SHAPE = Shape(hidden=64, layers=3, heads=4, kv_heads=2, intermediate=64, vocab=VOCAB, max_position=256)
 BIASED = Shape(64, 3, 4, 2, 32, 80, VOCAB, 256, tied=True, attention_bias=True, mlp_bias=True)
 MISTRAL = {"architectures": ["MistralForCausalLM"], "model_type": "mistral", "sliding_window": 9}
+# Native attention takes multiples of 16.
+BLOCK_SIZE = 16
 # Every bucket is filled and left half empty.
 BUCKETS = (1, 3, 8)
 
@@ -81,7 +83,7 @@ def bring_up(
     folder: Path, quantization: Quantization = "none", *, buckets: tuple[int, ...] = (), eager: bool = False
 ) -> Executor:
     """An executor whose cache is empty."""
-    executor = bring_up_quietly(folder, buckets=buckets, eager=eager, quantization=quantization)
+    executor = bring_up_quietly(folder, buckets=buckets, eager=eager, quantization=quantization, block_size=BLOCK_SIZE)
     for layer in executor.cache.layers:
         layer.key.zero_()
         layer.value.zero_()
@@ -196,6 +198,6 @@ def test_heads_and_dtypes_that_the_library_lacks(
     heads: int, dtype: Literal["auto", "bfloat16"], reason: str, tmp_path: Path
 ) -> None:
     shape = Shape(hidden=64, layers=2, heads=heads, intermediate=48, vocab=VOCAB, max_position=256)
-    executor = bring_up_quietly(write_small(tmp_path / "model", shape), dtype=dtype)
+    executor = bring_up_quietly(write_small(tmp_path / "model", shape), dtype=dtype, block_size=BLOCK_SIZE)
     assert why_not(executor.model) == reason
     assert graphs_of(executor) == ("as_it_is", [reason])
