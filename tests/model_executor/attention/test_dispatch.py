@@ -55,7 +55,7 @@ def test_layers_get_the_kernels_of_their_spec() -> None:
     assert isinstance(kernels.attention, torch_sdpa.TorchSdpa)
     problem = "cpu float32 6/2 heads of 16, blocks of 32, window 5"
     assert [(choice.operator, choice.problem) for choice in table.explain()] == [
-        ("attention", problem),
-        ("heads", "cpu float32 6/2 heads of 16, no rotation"),
+        ("heads", "cpu float32 6/2 heads of 16, blocks of 32, no rotation"),
         ("kv_append", problem),
+        ("attention", problem),
     ]
