@@ -252,7 +252,7 @@ def test_what_is_ready_is_told(rand_folder: Path) -> None:
     assert {choice.operator for choice in ready.kernels} - {"kv_append"} == {"attention", "heads", "linear", "norm"}
     assert ready.graphs is not None
     assert ready.graphs.chosen == "as_it_is"
-    assert set(ready.startup_s) == {"start", "plan", "build", "load", "kv_cache", "warm_up", "warm_run"}
+    assert set(ready.startup_s) == {"start", "plan", "build", "load", "pack", "kv_cache", "warm_up", "warm_run"}
     # 4 layers of 2 heads of 32, keys and values, float32; the scratch block counts.
     assert ready.memory["kv_cache"] == (BLOCKS + 1) * BLOCK_SIZE * 4 * 2 * 32 * 2 * 4
     assert ready.memory["buffers"] == 16 * 201 * 4
