@@ -212,7 +212,8 @@ class Runner:
         if self._program is not None and not any(self._hooks):
             return self._program.run(batch)
         hidden: Tensor = self._model(batch, self.cache)
-        return self._model.logits(hidden[batch.sample_index])
+        # A head over no rows would still be dispatched, and show in profiles.
+        return self._model.logits(hidden[batch.sample_index]) if len(batch.sample_index) else hidden[:0]
 
 
 def _warm_up_rows(greedy: bool) -> SampleRows:

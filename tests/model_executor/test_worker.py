@@ -232,7 +232,7 @@ def running(rand_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iter
     with executor_process(tmp_path_factory.mktemp("executor"), config, epoch=5) as (core, child):
         before, ready = core.until(ExecutorReady)
         phases = [message.phase for message in before if isinstance(message, Progress)]
-        assert list(dict.fromkeys(phases)) == ["start", "plan", "load", "kv_cache", "warm_up"]
+        assert list(dict.fromkeys(phases)) == ["start", "plan", "load", "pack", "kv_cache", "warm_up"]
         ended = {message.phase for message in before if isinstance(message, Progress) and message.done == message.total}
         assert ended == set(phases)
         yield core, ready
