@@ -24,7 +24,7 @@ Floats = npt.NDArray[np.float64]
 # Candidates that top_p looks at first; eight times as many each time that their mass falls short.
 FIRST_CANDIDATES = 64
 CANDIDATE_GROWTH = 8
-# Ids summed together when a cumulative distribution is searched.
+# Ids looked at together: when a cumulative distribution is searched, or the largest logit.
 CHUNK = 128
 
 
@@ -46,7 +46,13 @@ def softmax(logits: Tensor) -> Tensor:
 def greedy(logits: Tensor) -> Tensor:
     """Id of the largest logit of each row, int64 [N]; the lowest id of equals."""
     _check_logits(logits)
-    return logits.max(-1).indices
+    rows, size = logits.shape
+    if logits.device.type != "cpu" or size % CHUNK:
+        return logits.max(-1).indices
+    # torch finds a largest number several times faster than its place.
+    chunks = logits.view(rows, size // CHUNK, CHUNK)
+    chunk = chunks.amax(-1).max(-1).indices
+    return chunk * CHUNK + chunks[torch.arange(rows), chunk].max(-1).indices
 
 
 def temperature(logits: Tensor, value: Floats) -> Tensor:

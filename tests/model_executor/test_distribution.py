@@ -208,3 +208,12 @@ def test_arguments_stay_as_they_are() -> None:
     distribution.min_p(logits, floats(0.5, 0.0))
     distribution.temperature(logits, floats(0.5, 2.0))
     assert torch.equal(logits, before)
+
+
+@pytest.mark.parametrize("size", [1, 100, 128, 384, 1000, 1024])
+def test_greedy_takes_the_first_of_equals_wherever_they_lie(size: int) -> None:
+    generator = torch.Generator().manual_seed(size)
+    # Few values: every row has many equals, in one chunk and in several.
+    logits = torch.randint(-3, 3, (64, size + 7), generator=generator).float()[:, :size]
+    firsts = [row.index(max(row)) for row in logits.tolist()]
+    assert distribution.greedy(logits).tolist() == firsts
