@@ -19,10 +19,11 @@
 #define INSIDE_MASK 0xfffeu
 #define NUMBER_SHIFT 16
 
-/* Looks at the gate before a thread lies down. Between two operators of a step the gap is some microseconds. */
-#define LOOKS 20000
+/* Looks at the gate before a thread lies down, about 0.1 ms: the gap between two operators of a step is some
+ * microseconds, and a core that others need is not to be held any longer. */
+#define LOOKS 3000
 /* Looks before a waiting thread lets others have the core. */
-#define LOOKS_BUSY 2000
+#define LOOKS_BUSY 300
 
 typedef struct {
     void *memory;
