@@ -199,7 +199,7 @@ class Chooser:
         dtype: of activations and cache.
         device: that the model runs on.
         block_size: tokens a KV block.
-        int8: whether the products of the blocks are computed in int8.
+        int8: whether products, the head among them, are computed in int8.
     """
 
     def __init__(
