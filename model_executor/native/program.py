@@ -55,7 +55,8 @@ class Program:
         self._groups = (GroupStruct * len(cache.pools))()
         self._soft_cap = model.final_soft_cap
         builder = Builder(model, cache, max_tokens, max_samples)
-        self._kept = builder.kept
+        # The operations point to what it holds.
+        self._builder = builder
         self._body = _array(builder.body)
         self._whole = _array([*builder.body, *builder.head])
         self._logits = builder.logits
@@ -93,7 +94,7 @@ class Builder:
         body: up to the final norm.
         head: the logits of the rows that sample.
         logits: where they appear.
-        kept: what the operations point to.
+        kept: what the operations point to, besides the buffers.
     """
 
     def __init__(self, model: Decoder, cache: KVCache, max_tokens: int, max_samples: int) -> None:
@@ -103,7 +104,8 @@ class Builder:
         table = model.embedding.weight
         width = table.shape[1]
         self._max_tokens = max_tokens
-        self._hidden, self._normed, self._added = (self._buffer(width) for _ in range(3))
+        self._buffers: dict[tuple[str, int], Tensor] = {}
+        self._hidden, self._normed, self._added = (self._buffer(use, width) for use in ("hidden", "normed", "added"))
         embed = EmbedStruct(table=table.data_ptr(), out=self._hidden.data_ptr(), width=width)
         embed.scale = model.embedding.scale
         self._list(self.body, EMBED, embed)
@@ -131,7 +133,7 @@ class Builder:
         if isinstance(block, SandwichBlock):
             self._norm(block.attention_out_norm, self._added, None, self._added)
         self._norm(block.mlp_norm, self._hidden, self._added, self._normed)
-        gated = self._buffer(_product(mlp.down).problem.inputs)
+        gated = self._buffer("gated", _product(mlp.down).problem.inputs)
         self._linear(self.body, LINEAR, mlp.gate_up, self._normed, gated)
         self._linear(self.body, LINEAR, mlp.down, gated, self._added)
         if isinstance(block, SandwichBlock):
@@ -142,8 +144,8 @@ class Builder:
         spec, kernels = attention.spec, attention.kernels
         assert isinstance(kernels.heads, FusedHeads)
         assert isinstance(kernels.attention, PagedAttention)
-        projected = self._buffer((spec.num_heads + 2 * spec.num_kv_heads) * spec.head_dim)
-        attended = self._buffer(spec.num_heads * spec.head_dim)
+        projected = self._buffer("projected", (spec.num_heads + 2 * spec.num_kv_heads) * spec.head_dim)
+        attended = self._buffer("attended", spec.num_heads * spec.head_dim)
         self._linear(self.body, LINEAR, attention.qkv, self._normed, projected)
         tables = (rotary.cos, rotary.sin) if isinstance(rotary, Rotary) else None
         self._list(self.body, HEADS, kernels.heads.struct(projected, tables, attention.qk_norm, cache), group=group)
@@ -189,11 +191,11 @@ class Builder:
         self.kept.append(kernel)
         into.append(OperationStruct(what=what, kernel=addressof(kernel), **fields))
 
-    def _buffer(self, width: int) -> Tensor:
-        """Rows for the tokens of a step; buffers of one width and use are not shared, they are small beside weights."""
-        made = torch.empty(self._max_tokens, width)
-        self.kept.append(made)
-        return made
+    def _buffer(self, use: str, width: int) -> Tensor:
+        """Rows for the tokens of a step. All blocks share them, so that they stay in the processor's caches."""
+        if (use, width) not in self._buffers:
+            self._buffers[use, width] = torch.empty(self._max_tokens, width)
+        return self._buffers[use, width]
 
 
 def _product(module: Linear | TiedHead) -> PackedProduct:
