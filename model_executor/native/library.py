@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from ctypes import POINTER, Structure, c_float, c_int, c_long, c_void_p
 from importlib.machinery import EXTENSION_SUFFIXES
@@ -158,7 +157,7 @@ class OperationStruct(Structure):
 
 
 class Native:
-    """The library with a pool of threads. One thread at a time may call it.
+    """The library with a pool of threads, which live as long as the process. One thread at a time may call it.
 
     Args:
         path: of the library.
@@ -178,13 +177,11 @@ class Native:
         self._pool = self._library.pool_new(threads)
         if not self._pool:
             raise NativeUnavailable("threads of the native library", threads, "the system gives none")
-        weakref.finalize(self, self._library.pool_free, self._pool)
 
     def _declare(self) -> None:
         library, pointer = self._library, c_void_p
         signatures: Mapping[str, tuple[object, Sequence[object]]] = {
             "pool_new": (pointer, (c_int,)),
-            "pool_free": (None, (pointer,)),
             "linear_run": (c_int, (pointer, POINTER(LinearStruct), pointer, c_long, c_long, pointer, c_long)),
             "linear_pack": (c_int, (pointer, POINTER(LinearStruct), pointer, c_long, c_long)),
             "linear_int8_bytes": (c_long, (c_long, c_long)),

@@ -150,6 +150,17 @@ void *pool_scratch(Pool *pool, int thread, size_t bytes) { return at_least(&pool
 
 void *pool_shared(Pool *pool, size_t bytes) { return at_least(&pool->scratch[pool->threads], bytes); }
 
+/* End the threads that there are. */
+static void pool_free(Pool *pool) {
+    atomic_store(&pool->ended, true);
+    ring(pool);
+    for (int index = 1; index < pool->threads; index++) pthread_join(pool->others[index].handle, NULL);
+    for (int index = 0; pool->scratch && index <= pool->threads; index++) free(pool->scratch[index].memory);
+    free(pool->scratch);
+    free(pool->others);
+    free(pool);
+}
+
 Pool *pool_new(int threads) {
     Pool *pool = aligned_alloc(64, (sizeof *pool + 63) / 64 * 64);
     if (!pool) return NULL;
@@ -170,14 +181,4 @@ Pool *pool_new(int threads) {
         pool->threads = index + 1;
     }
     return pool;
-}
-
-void pool_free(Pool *pool) {
-    atomic_store(&pool->ended, true);
-    ring(pool);
-    for (int index = 1; index < pool->threads; index++) pthread_join(pool->others[index].handle, NULL);
-    for (int index = 0; pool->scratch && index <= pool->threads; index++) free(pool->scratch[index].memory);
-    free(pool->scratch);
-    free(pool->others);
-    free(pool);
 }

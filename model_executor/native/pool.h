@@ -9,11 +9,9 @@ typedef struct Pool Pool;
 /* Computes one chunk. `thread` is 0 .. threads - 1; no two calls that run at once have the same. */
 typedef void (*Work)(void *context, long chunk, int thread);
 
-/* A pool of `threads` threads with the caller, at least 1; NULL when the system refuses. Used by one caller at once. */
+/* A pool of `threads` threads with the caller, at least 1, that lives as long as the process; NULL when the system
+ * refuses. Used by one caller at once. */
 Pool *pool_new(int threads);
-
-/* End its threads. */
-void pool_free(Pool *pool);
 
 int pool_threads(const Pool *pool);
 
