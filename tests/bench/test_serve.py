@@ -45,7 +45,8 @@ def test_a_closed_loop_at_several_sizes(live: LiveServer, tmp_path: Path, capsys
     assert record.kind == "serve"
     assert record.command[:3] == ["tercet", "bench", "serve"]
     assert [len(raw["ttfts"]) for raw in record.raw] == [6, 6]
-    assert {len(gaps) for raw in record.raw for gaps in raw["itls"]} == {8}
+    # Tokens that come in one piece have no gap.
+    assert all(1 <= len(gaps) <= 8 for raw in record.raw for gaps in raw["itls"])
     assert record.kernels == []
 
 

@@ -19,9 +19,9 @@ from model_executor.layers.rotary import Rotation
 from model_executor.models.spec import AttentionSpec, NormSpec
 from model_executor.native.attention import fused_heads, paged_attention
 from model_executor.native.library import Native
-from tests.model_executor.native.builds import builds
+from tests.model_executor.native.builds import each_build
 
-pytestmark = pytest.mark.parametrize("native", builds(), ids=lambda native: native.name)
+pytestmark = pytest.mark.parametrize("native", each_build())
 
 # Tokens in the cache before the step and tokens of the step, by row: on both sides of the borders of tiles (32) and of
 # parts (1024), decode and prefill rows mixed.

@@ -11,7 +11,7 @@ from model_executor.layers.linear import LinearProblem, Product, gated
 from model_executor.models.spec import Activation
 from model_executor.native.library import Native
 from model_executor.native.linear import PackedProduct, packed_linear
-from tests.model_executor.native.builds import builds
+from tests.model_executor.native.builds import each_build
 
 # Numbers of rows on both sides of every border: tiles, blocks of equal size, many rows.
 ROWS = (1, 2, 3, 4, 5, 7, 8, 12, 13, 24, 31, 35, 36, 37, 100, 193)
@@ -27,7 +27,7 @@ SHAPES: list[tuple[int, int, Activation | None, bool]] = [
     (20, 6, "silu", True),
 ]
 
-pytestmark = pytest.mark.parametrize("native", builds(), ids=lambda native: native.name)
+pytestmark = pytest.mark.parametrize("native", each_build())
 
 
 def problem(

@@ -6,10 +6,10 @@ import torch
 from model_executor.layers.norm import NormProblem, TorchNorm
 from model_executor.native.library import Native
 from model_executor.native.norm import native_norm
-from tests.model_executor.native.builds import builds
+from tests.model_executor.native.builds import each_build
 
 
-@pytest.mark.parametrize("native", builds(), ids=lambda native: native.name)
+@pytest.mark.parametrize("native", each_build())
 @pytest.mark.parametrize("offset", [False, True])
 @pytest.mark.parametrize("size", [1, 15, 64, 100, 576])
 def test_equals_torch_and_itself_in_every_batch(native: Native, size: int, offset: bool) -> None:
