@@ -9,10 +9,10 @@ import os
 import sys
 from typing import Final
 
-from engine_core.wire.child import PARENT_FD_FLAG, bind_to_parent
 from frontend.cli.main import Parser
 from frontend.cli.serve import add_parser, configuration, log_to_stderr, say
 from frontend.errors import StartError
+from frontend.proof.bound_server import enter
 from frontend.serving import serve
 
 EXECUTOR: Final = "tests.fakes.executor"
@@ -20,15 +20,7 @@ EXECUTOR: Final = "tests.fakes.executor"
 
 def main() -> int:
     """Serve; gives the exit code. Output goes to LOG."""
-    log, *words, flag, descriptor = sys.argv[1:]
-    assert flag == PARENT_FD_FLAG
-    bind_to_parent(int(descriptor))
-    output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-    for stream in (sys.stdout, sys.stderr):
-        os.dup2(output, stream.fileno())
-    os.close(output)
-    # What the process list shows is made from this.
-    sys.argv = ["tercet", *words]
+    words = enter()
     parser = Parser()
     add_parser(parser.add_subparsers(dest="command", parser_class=Parser))
     try:

@@ -82,14 +82,13 @@ class MarkedKernel:
 class MarkedTable(KernelTable):
     """A kernel table that hands out marked kernels and chooses as every other does."""
 
-    def _choose(self, operator: str, problem: P, specs: Sequence[Candidate[P, K]], made: dict[P, K]) -> K:
-        known = problem in made
-        kernel = super()._choose(operator, problem, specs, made)
-        if not known and kernel is not None:
-            latent = operator == "kv_append" and isinstance(problem, MlaProblem)
-            stands_for = LATENT_APPEND if latent else KERNEL_OPERATORS.get(operator, ())
-            made[problem] = kernel = cast("K", MarkedKernel(kernel, self._choices[-1].chosen, stands_for))
-        return kernel
+    def _make(self, operator: str, problem: P, specs: Sequence[Candidate[P, K]]) -> K:
+        kernel = super()._make(operator, problem, specs)
+        if kernel is None:
+            return kernel
+        latent = operator == "kv_append" and isinstance(problem, MlaProblem)
+        stands_for = LATENT_APPEND if latent else KERNEL_OPERATORS.get(operator, ())
+        return cast("K", MarkedKernel(kernel, self._choices[-1].chosen, stands_for))
 
 
 class MarkedRotation:

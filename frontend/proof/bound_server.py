@@ -8,8 +8,8 @@ import sys
 from engine_core.wire.child import PARENT_FD_FLAG, bind_to_parent
 
 
-def main() -> int:
-    """Run the process; gives its exit status. Output goes to LOG."""
+def enter() -> list[str]:
+    """Bind the process to its parent and send its output to LOG; gives ARGUMENTS."""
     log, *words, flag, descriptor = sys.argv[1:]
     assert flag == PARENT_FD_FLAG
     bind_to_parent(int(descriptor))
@@ -19,6 +19,12 @@ def main() -> int:
     os.close(output)
     # What the process list shows is made from this.
     sys.argv = ["tercet", *words]
+    return words
+
+
+def main() -> int:
+    """Run the process; gives its exit status."""
+    words = enter()
     from frontend.cli.main import main as tercet
 
     return tercet(words)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol, TypeVar
+from typing import Protocol, TypeVar, cast
 
 import torch
 
@@ -96,14 +96,7 @@ class KernelTable:
         self._mla_attention = mla_attention
         self._latent_append = latent_append
         self._experts = experts
-        self._attention_kernels: dict[AttentionProblem, AttentionKernel] = {}
-        self._append_kernels: dict[AttentionProblem, AppendKernel] = {}
-        self._mla_kernels: dict[MlaProblem, MlaKernel] = {}
-        self._latent_append_kernels: dict[MlaProblem, LatentAppendKernel] = {}
-        self._experts_kernels: dict[ExpertsProblem, ExpertsKernel] = {}
-        self._linear_kernels: dict[LinearProblem, LinearKernel] = {}
-        self._norm_kernels: dict[NormProblem, NormKernel] = {}
-        self._heads_kernels: dict[HeadsProblem, HeadsKernel | None] = {}
+        self._made: dict[tuple[str, object], object] = {}
         self._choices: list[KernelChoice] = []
 
     def attention(self, problem: AttentionProblem) -> AttentionKernel:
@@ -112,7 +105,7 @@ class KernelTable:
         Raises:
             NoKernel: every candidate refuses.
         """
-        return self._choose("attention", problem, self._attention, self._attention_kernels)
+        return self._choose("attention", problem, self._attention)
 
     def kv_append(self, problem: AttentionProblem) -> AppendKernel:
         """The kernel that writes keys and values for a problem.
@@ -120,7 +113,7 @@ class KernelTable:
         Raises:
             NoKernel: every candidate refuses.
         """
-        return self._choose("kv_append", problem, self._kv_append, self._append_kernels)
+        return self._choose("kv_append", problem, self._kv_append)
 
     def mla_attention(self, problem: MlaProblem) -> MlaKernel:
         """The kernel for latent attention.
@@ -128,7 +121,7 @@ class KernelTable:
         Raises:
             NoKernel: every candidate refuses.
         """
-        return self._choose("mla_attention", problem, self._mla_attention, self._mla_kernels)
+        return self._choose("mla_attention", problem, self._mla_attention)
 
     def latent_append(self, problem: MlaProblem) -> LatentAppendKernel:
         """The kernel that writes latents.
@@ -136,7 +129,7 @@ class KernelTable:
         Raises:
             NoKernel: every candidate refuses.
         """
-        return self._choose("kv_append", problem, self._latent_append, self._latent_append_kernels)
+        return self._choose("kv_append", problem, self._latent_append)
 
     def experts(self, problem: ExpertsProblem) -> ExpertsKernel:
         """The kernel for a mixture of experts.
@@ -144,7 +137,7 @@ class KernelTable:
         Raises:
             NoKernel: every candidate refuses.
         """
-        return self._choose("experts", problem, self._experts, self._experts_kernels)
+        return self._choose("experts", problem, self._experts)
 
     def linear(self, problem: LinearProblem) -> LinearKernel:
         """The kernel for a linear map.
@@ -152,7 +145,7 @@ class KernelTable:
         Raises:
             NoKernel: every candidate refuses.
         """
-        return self._choose("linear", problem, self._linear, self._linear_kernels)
+        return self._choose("linear", problem, self._linear)
 
     def norm(self, problem: NormProblem) -> NormKernel:
         """The kernel for a norm.
@@ -160,7 +153,7 @@ class KernelTable:
         Raises:
             NoKernel: every candidate refuses.
         """
-        return self._choose("norm", problem, self._norm, self._norm_kernels)
+        return self._choose("norm", problem, self._norm)
 
     def heads(self, problem: HeadsProblem) -> HeadsKernel | None:
         """The kernel for all between projection and attention; None: it is done step by step.
@@ -168,7 +161,7 @@ class KernelTable:
         Raises:
             NoKernel: every candidate refuses.
         """
-        return self._choose("heads", problem, self._heads, self._heads_kernels)
+        return self._choose("heads", problem, self._heads)
 
     def all_native(self, native: Native) -> bool:
         """Whether the library computes all that is large."""
@@ -179,15 +172,19 @@ class KernelTable:
         """Each choice made so far, with the reasons against the other candidates, in the order of choosing."""
         return list(self._choices)
 
-    def _choose(self, operator: str, problem: P, specs: Sequence[Candidate[P, K]], made: dict[P, K]) -> K:
-        if problem in made:
-            return made[problem]
+    def _choose(self, operator: str, problem: P, specs: Sequence[Candidate[P, K]]) -> K:
+        key = (operator, problem)
+        if key not in self._made:
+            self._made[key] = self._make(operator, problem, specs)
+        return cast("K", self._made[key])  # it is what this operator's specs made
+
+    def _make(self, operator: str, problem: P, specs: Sequence[Candidate[P, K]]) -> K:
         candidates = [KernelCandidate(spec.name, list(spec.reject(problem))) for spec in specs]
         for spec, candidate in zip(specs, candidates, strict=True):
             if not candidate.reasons:
-                made[problem] = spec.factory(problem)
+                kernel = spec.factory(problem)
                 self._choices.append(KernelChoice(operator, str(problem), spec.name, candidates))
-                return made[problem]
+                return kernel
         raise NoKernel(operator, str(problem), {c.name: c.reasons for c in candidates})
 
 
