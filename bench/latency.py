@@ -41,8 +41,8 @@ DEFINITIONS: Final = {
     "avg_latency": "mean seconds from sending a batch to its last token; p10 .. p99: percentiles",
     "median_step_ms": "milliseconds between neighbouring tokens of a request, the first 2 of each left out",
     "decode_throughput": "batch size divided by the median step",
-    "gap_share": "time of the executor between the end of one step and the start of the next, which was planned by "
-    "then, as share of the steps; steps of exactly batch_size rows with one token each",
+    "gap_share": "time of the executor between the end of one step and the start of the next, as share of the steps; "
+    "both of exactly batch_size rows with one token each",
     "median_gap_us": "the median of these times, in microseconds",
 }
 

@@ -22,7 +22,7 @@ class _Trace(Struct, rename={"events": "traceEvents"}):
 
 
 class Steps(Struct, frozen=True):
-    """Steps of so many rows, of one token each, that were planned while the step before them ran.
+    """Steps of so many rows, of one token each, that follow another such step.
 
     Attributes:
         rows: of each.
@@ -48,15 +48,16 @@ def read_steps(path: Path, rows: int) -> Steps | None:
         events = msgspec.json.decode(path.read_bytes(), type=_Trace).events
     except (OSError, msgspec.MsgspecError) as error:
         raise RecordInvalid(f"{path}: {error}") from error
-    # A plan that was not queued waited for requests, not for the engine.
-    gaps = {event.args["step"]: event.dur for event in events if event.name == "idle" and event.args.get("queued")}
-    steps = {
+    gaps = {event.args["step"]: event.dur for event in events if event.name == "idle"}
+    busy_us = {
         event.args["step"]: event.dur
         for event in events
-        if event.name == "step" and event.args["rows"] == rows == event.args["tokens"] and event.args["step"] in gaps
+        if event.name == "step" and event.args["rows"] == rows == event.args["tokens"]
     }
+    # Between two steps of the same rows the executor waited for the engine, not for requests.
+    steps = [step for step in busy_us if int(step) - 1 in busy_us]
     if not steps:
         return None
-    idle = [gaps[step] for step in steps]
-    busy = list(steps.values())
+    idle = [gaps.get(step, 0.0) for step in steps]
+    busy = [busy_us[step] for step in steps]
     return Steps(rows, len(steps), statistics.median(busy), statistics.median(idle), sum(idle) / sum(busy))

@@ -6,6 +6,8 @@ Hello, is dropped and counted, as are frames that are no messages.
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import logging
 from collections.abc import Iterable
 from typing import Final
@@ -71,6 +73,7 @@ class Clients:
         self._known: dict[bytes, _Client] = {}
         self._lost: list[bytes] = []
         self._removed: dict[bytes, str] = {}
+        self._greeted = asyncio.Event()
         self.malformed = 0
         self.invalid = 0
 
@@ -112,8 +115,15 @@ class Clients:
     def admit(self, identity: bytes, name: str, now: float) -> None:
         """Take a client in; one that says hello again stays."""
         self._known[identity] = _Client(name, now)
+        self._greeted.set()
         self._removed.pop(identity, None)
         log.info("client %s (%s) connected; %d now", identity.hex(), name, len(self._known))
+
+    async def somebody(self, seconds: float) -> None:
+        """Wait until a first client has been admitted, for at most `seconds`; somebody else receives meanwhile."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._greeted.wait()
 
     def remove(self, identity: bytes, why: str) -> None:
         """Forget a client; it is among the lost from now on."""

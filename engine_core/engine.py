@@ -54,6 +54,8 @@ TICK_S: Final = 0.25
 LATE_S: Final = 1.0
 # Between two self-checks of an idle engine.
 SELF_CHECK_S: Final = 5.0
+# How long an engine that failed waits for its first client, which started it and is about to say hello.
+FIRST_HELLO_S: Final = 2.0
 
 
 class Engine:
@@ -111,6 +113,8 @@ class Engine:
         try:
             self._recovery.start()
             ending = await self._ending
+            if ending.code != "shutdown":
+                await self._clients.somebody(FIRST_HELLO_S)
         finally:
             tasks = tuple(self._tasks)
             for task in tasks:

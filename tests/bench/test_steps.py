@@ -15,19 +15,13 @@ from engine_core.wire.executor import StepResult
 US = 1000
 
 
-def trace(folder: Path) -> Path:
-    """Steps of 2 rows with gaps of 10 and 30 us, and others that do not count."""
+def trace(folder: Path, *, queued: bool = True) -> Path:
+    """Steps of 2 rows with gaps of 10, 30 and 0 us after another one, and others that do not count."""
     path = folder / "trace.json"
     timeline = Timeline(path)
     now = 0
-    for step, (gap, spent, rows, tokens, queued) in enumerate(
-        [
-            (0, 100, 2, 40, True),
-            (10, 200, 2, 2, True),
-            (30, 100, 2, 2, True),
-            (900, 100, 2, 2, False),
-            (5, 50, 1, 1, True),
-        ]
+    for step, (gap, spent, rows, tokens) in enumerate(
+        [(0, 100, 2, 40), (900, 100, 2, 2), (10, 200, 2, 2), (30, 100, 2, 2), (0, 100, 2, 2), (5, 50, 1, 1)]
     ):
         began, now = now + gap * US, now + (gap + spent) * US
         timeline.add_step(StepResult(1, step, [], None, began, now), SentPlan(step, tokens, rows, queued))
@@ -35,12 +29,15 @@ def trace(folder: Path) -> Path:
     return path
 
 
-def test_steps_that_were_queued_count_with_the_gap_before_them(tmp_path: Path) -> None:
-    steps = read_steps(trace(tmp_path), 2)
+@pytest.mark.parametrize("queued", [True, False])
+def test_a_step_counts_that_follows_one_of_the_same_rows_whether_planned_by_then_or_not(
+    tmp_path: Path, *, queued: bool
+) -> None:
+    steps = read_steps(trace(tmp_path, queued=queued), 2)
     assert steps is not None
-    assert (steps.rows, steps.count) == (2, 2)
-    assert (steps.median_step_us, steps.median_gap_us) == (150.0, 20.0)
-    assert steps.gap_share == pytest.approx(40 / 300)
+    assert (steps.rows, steps.count) == (2, 3)
+    assert (steps.median_step_us, steps.median_gap_us) == (100.0, 10.0)
+    assert steps.gap_share == pytest.approx(40 / 400)
 
 
 def test_a_trace_without_such_steps_gives_nothing(tmp_path: Path) -> None:

@@ -131,6 +131,18 @@ def test_an_executor_that_fails(tmp_path: Path, script: str, code: FatalCode, me
         assert left_over(tmp_path) == set()
 
 
+def test_a_core_that_fails_before_its_first_client_speaks_tells_it(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    config = EngineConfig(model=fake_model("refuse=dtype: int3 is not known"), recovery=NO_RESTARTS)
+    with running_core(tmp_path, config) as core:
+        until("the executor refuses", lambda: "executor lost" in capfd.readouterr().err)
+        client = core.client()
+        client.hello()
+        assert client.last_words().code == "start_refused"
+        assert core.child.wait(5.0) == 3
+
+
 def mask_pid(message: str) -> str:
     """The message with PID for the number after "(pid "."""
     before, found, after = message.partition("(pid ")
