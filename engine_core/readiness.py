@@ -33,6 +33,7 @@ def announcement(config: EngineConfig, ready: ExecutorReady) -> Ready:
         vocab_size=ready.vocab_size,
         eos_token_ids=config.text.eos_token_ids,
         dtype=ready.dtype,
+        kv_cache_dtype=ready.kv_cache_dtype,
         num_kv_blocks=ready.num_kv_blocks,
         block_size=config.cache.block_size,
         quantization=config.model.quantization,

@@ -158,6 +158,11 @@ class KVCache:
         return sum(layer.key.nbytes + layer.value.nbytes for layer in self.layers)
 
 
+def finite(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """What the cache keeps of x: in its dtype, NaN as zero, and what is beyond its largest number as that."""
+    return torch.nan_to_num(torch.nan_to_num(x, nan=0.0).to(dtype))
+
+
 def _zeros(size: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
     if device.type != "cpu" or 0 in size:
         return torch.zeros(size, dtype=dtype, device=device)

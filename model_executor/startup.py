@@ -15,7 +15,7 @@ import torch
 from engine_core.wire.config import EngineConfig
 from engine_core.wire.executor import ExecutorReady, KvGroup
 from engine_core.wire.reports import LoadReport, Phase
-from model_executor.attention.dispatch import KernelTable, chooser
+from model_executor.attention.dispatch import Chooser, KernelTable
 from model_executor.device import (
     DEFAULT_BATCHED_TOKENS,
     DTYPES,
@@ -32,7 +32,7 @@ from model_executor.kv_cache import KVCache, LayerShape, group_layers
 from model_executor.marks import MarkedTable, mark_model
 from model_executor.memory import GroupNeeds, PoolNeeds, size_pools
 from model_executor.models.decoder import Decoder, build_model
-from model_executor.models.spec import ModelSpec, resolve_dtype
+from model_executor.models.spec import Dtype, ModelSpec, resolve_dtype
 from model_executor.native.library import Native, load_native
 from model_executor.native.program import Program, why_not
 from model_executor.profiler import ProfiledRunner, StepProfiler
@@ -124,7 +124,13 @@ def bring_up(
     profiler = _profiler(config, device)
     native = _native(config, device)
     table = table or (KernelTable if profiler is None else MarkedTable)(native=native)
-    choose = chooser(table, dtype, device, config.cache.block_size, int8=config.model.quantization == "int8")
+    cache_dtype_name = _cache_dtype(config, dtype_name)
+    cache_dtype = DTYPES[cache_dtype_name]
+    choose = Chooser(
+        *(table, dtype, device, config.cache.block_size),
+        int8=config.model.quantization == "int8",
+        cache_dtype=cache_dtype,
+    )
     model = build_model(spec, plan, choose)
     if native is not None and table.all_native(native):
         # Two pools of threads on the same cores wait for each other; what is left to torch is small.
@@ -140,7 +146,7 @@ def bring_up(
     with clock.phase("pack"):
         model.pack()
     with clock.phase("kv_cache"):
-        groups, cache = _cache(config, spec, plan, dtype, device)
+        groups, cache = _cache(config, spec, plan, cache_dtype, device)
         slots = Slots(_limits(config, spec, cache), device)
     tokens = _batched_tokens(config, device)
     rows = min(config.scheduler.max_num_seqs, tokens)
@@ -166,6 +172,7 @@ def bring_up(
         max_model_len=spec.max_model_len,
         vocab_size=spec.vocab_size,
         dtype=dtype_name,
+        kv_cache_dtype=cache_dtype_name,
         device=describe(device),
         kv_groups=groups,
         max_num_batched_tokens=tokens,
@@ -233,6 +240,13 @@ def _load(config: EngineConfig, model: Decoder, spec: ModelSpec, plan: LayerPlan
     if config.model.load_format == "dummy":
         return dummy_weights(model, spec, plan, folder, config.model.seed, progress)
     return load_weights(model, spec, plan, folder, progress)
+
+
+def _cache_dtype(config: EngineConfig, dtype: Dtype) -> Dtype:
+    asked = config.cache.kv_cache_dtype
+    if asked != "auto":
+        return asked
+    return "float16" if config.model.quantization == "int8" else dtype
 
 
 def _batched_tokens(config: EngineConfig, device: torch.device) -> int:

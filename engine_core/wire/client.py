@@ -99,7 +99,7 @@ class Model(Struct, frozen=True):
         max_model_len: tokens of prompt and output together.
         vocab_size: ids at or above are refused.
         eos_token_ids: ids that end a sequence.
-        dtype: of the weights as computed with.
+        dtype: of the weights as computed with; kv_cache_dtype: of keys and values.
         num_kv_blocks, block_size: size of the KV pool, in blocks and in tokens a block.
         quantization: of the products.
     """
@@ -109,6 +109,7 @@ class Model(Struct, frozen=True):
     vocab_size: int
     eos_token_ids: tuple[int, ...]
     dtype: str
+    kv_cache_dtype: str
     num_kv_blocks: int
     block_size: int
     quantization: str = "none"

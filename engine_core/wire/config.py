@@ -77,6 +77,12 @@ class CacheOptions(Struct, frozen=True, forbid_unknown_fields=True):
             "85 % of what is free on CUDA"
         ),
     ] = None
+    kv_cache_dtype: Annotated[
+        Literal["auto", "float32", "float16", "bfloat16"],
+        Meta(
+            description="what keys and values are kept in; auto: the dtype of the model, with quantization int8 float16"
+        ),
+    ] = "auto"
     enable_prefix_caching: Annotated[
         bool | None,
         Meta(

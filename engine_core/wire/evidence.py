@@ -92,7 +92,7 @@ class PlanIdentity(Struct, frozen=True):
         revision: of the checkpoint: a digest of configuration and headers, not of weights.
         blocks: of the checkpoint.
         layer_map: source index of each runtime layer; classes: theirs.
-        dtype: computed in.
+        dtype: computed in; kv_cache_dtype: of keys and values.
         sample_vocab: ids that may be sampled.
         quantization: of the products, as of `tercet serve`.
     """
@@ -103,6 +103,7 @@ class PlanIdentity(Struct, frozen=True):
     layer_map: list[int]
     classes: list[str]
     dtype: str
+    kv_cache_dtype: str
     sample_vocab: int
     quantization: str = "none"
 

@@ -150,7 +150,7 @@ class ExecutorReady(Struct, frozen=True, array_like=True, tag="executor_ready"):
     """The executor takes plans.
 
     Attributes:
-        max_model_len, vocab_size, dtype, device: as resolved from configuration and checkpoint.
+        max_model_len, vocab_size, dtype, kv_cache_dtype, device: as resolved from configuration and checkpoint.
         kv_groups: at least one, with distinct windows.
         max_num_batched_tokens: most tokens a plan may hold.
         load, kernels, startup_s: reports; seconds per phase.
@@ -162,6 +162,7 @@ class ExecutorReady(Struct, frozen=True, array_like=True, tag="executor_ready"):
     max_model_len: int
     vocab_size: int
     dtype: str
+    kv_cache_dtype: str
     device: str
     kv_groups: list[KvGroup]
     max_num_batched_tokens: int

@@ -14,7 +14,7 @@ EXIT_FAILED: Final = 1
 
 def add_parser(subparsers: argparse._SubParsersAction[Any]) -> None:
     """Declare `tercet coverage`."""
-    from frontend.proof.options import add_model_flags, add_quantization_flag
+    from frontend.proof.options import add_model_flags, add_precision_flags
 
     parser = subparsers.add_parser(
         "coverage",
@@ -25,21 +25,21 @@ def add_parser(subparsers: argparse._SubParsersAction[Any]) -> None:
         allow_abbrev=False,
     )
     add_model_flags(parser)
-    add_quantization_flag(parser)
+    add_precision_flags(parser)
     parser.add_argument("--json", metavar="FILE", help="write the report as JSON too")
 
 
 def run(args: argparse.Namespace) -> int:
     """Do it; gives the exit code."""
     from frontend.proof.coverage import lines
-    from frontend.proof.options import layer_flags, write_report
+    from frontend.proof.options import layer_flags, precision_flags, write_report
     from frontend.proof.run_coverage import cover
     from frontend.tokenizer.load import load_tokenizer
 
     model = Path(args.model)
     try:
         vocab = load_tokenizer(model).vocab_size
-        flags = ["--dtype", args.dtype, "--quantization", args.quantization]
+        flags = ["--dtype", args.dtype, *precision_flags(args)]
         report = cover(model, layer_flags(args), flags, vocab).report
     except StartError:
         raise

@@ -14,7 +14,7 @@ EXIT_FAILED: Final = 1
 
 def add_parser(subparsers: argparse._SubParsersAction[Any]) -> None:
     """Declare `tercet sentinel`."""
-    from frontend.proof.options import add_model_flags, add_quantization_flag
+    from frontend.proof.options import add_model_flags, add_precision_flags
 
     parser = subparsers.add_parser(
         "sentinel",
@@ -28,7 +28,7 @@ def add_parser(subparsers: argparse._SubParsersAction[Any]) -> None:
     parser.add_argument("action", choices=("record", "check"), help="write the file, or compare with it")
     parser.add_argument("file", metavar="FILE", help="the sentinel")
     add_model_flags(parser)
-    add_quantization_flag(parser)
+    add_precision_flags(parser)
     parser.add_argument("--socket", metavar="PATH", help="a running server of this model; default: one is started")
 
 
@@ -73,9 +73,9 @@ def _check(args: argparse.Namespace) -> int:
 
 
 def _flags(args: argparse.Namespace) -> list[str]:
-    from frontend.proof.options import model_flags
+    from frontend.proof.options import model_flags, precision_flags
 
-    return [*model_flags(args), "--quantization", args.quantization]
+    return [*model_flags(args), *precision_flags(args)]
 
 
 def _socket(args: argparse.Namespace) -> Path | None:

@@ -23,16 +23,24 @@ def add_model_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dtype", choices=DTYPES, default="auto", help="computed in (default: auto)")
 
 
-def add_quantization_flag(parser: argparse.ArgumentParser) -> None:
-    """The quantization, for proofs of what is served with one."""
+def add_precision_flags(parser: argparse.ArgumentParser) -> None:
+    """Quantization and dtype of the KV cache, for proofs of what is served with them."""
     parser.add_argument(
         "--quantization", choices=("none", "int8"), default="none", help="as of tercet serve (default: none)"
+    )
+    parser.add_argument(
+        "--kv-cache-dtype", choices=DTYPES, default="auto", help="of keys and values, likewise (default: auto)"
     )
 
 
 def layer_flags(args: argparse.Namespace) -> list[str]:
     """The choice of blocks, as the tools and the server take it."""
     return ["--layers", args.layers, *(["--allow-missing-classes"] if args.allow_missing_classes else [])]
+
+
+def precision_flags(args: argparse.Namespace) -> list[str]:
+    """What add_precision_flags declares, as the tools and the server take it."""
+    return ["--quantization", args.quantization, "--kv-cache-dtype", args.kv_cache_dtype]
 
 
 def model_flags(args: argparse.Namespace) -> list[str]:

@@ -85,6 +85,7 @@ def check_served(recorded: PlanIdentity, ready: Ready) -> None:
         layer_map=ready.load.layer_map,
         classes=ready.load.classes,
         dtype=ready.model.dtype,
+        kv_cache_dtype=ready.model.kv_cache_dtype,
         quantization=ready.model.quantization,
     )
     check_identity(recorded, served)

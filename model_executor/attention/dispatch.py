@@ -193,16 +193,25 @@ class Chooser:
 
     Args:
         table: where the choices are made and remembered.
-        dtype: of activations and cache.
+        dtype: of activations.
         device: that the model runs on.
         block_size: tokens a KV block.
         int8: whether products, the head among them, are computed in int8.
+        cache_dtype: of the KV cache; None: dtype.
     """
 
     def __init__(
-        self, table: KernelTable, dtype: torch.dtype, device: torch.device, block_size: int, *, int8: bool = False
+        self,
+        table: KernelTable,
+        dtype: torch.dtype,
+        device: torch.device,
+        block_size: int,
+        *,
+        int8: bool = False,
+        cache_dtype: torch.dtype | None = None,
     ) -> None:
         self.dtype = dtype
+        self._cache_dtype = cache_dtype
         self.device = device
         self._table = table
         self._block_size = block_size
@@ -232,6 +241,7 @@ class Chooser:
             window=spec.window,
             soft_cap=spec.soft_cap,
             layout="plain" if heads is None else heads.layout,
+            cache_dtype=self._cache_dtype,
         )
         kv_append = self._table.kv_append(problem) if heads is None else None
         return LayerKernels(self._table.attention(problem), kv_append, heads)
@@ -276,10 +286,3 @@ class Chooser:
         """A norm over a last axis of this size."""
         kernel = self._table.norm(NormProblem(self.device.type, self.dtype, size, spec.offset, spec.eps))
         return RmsNorm(size, spec, self.dtype, self.device, kernel)
-
-
-def chooser(
-    table: KernelTable, dtype: torch.dtype, device: torch.device, block_size: int, *, int8: bool = False
-) -> Chooser:
-    """What the layers of a model ask for their kernels; see Chooser."""
-    return Chooser(table, dtype, device, block_size, int8=int8)

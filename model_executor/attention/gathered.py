@@ -82,14 +82,14 @@ class GatheredAttention(ABC):
         window, size = self.problem.window, cache.block_size
         view = batch.once(("group", group.first, window), lambda: group_view(batch, group, window, size))
         per_head = query.view(query.shape[0], self.problem.num_kv_heads, -1, self.problem.head_dim)
-        return self.decode(per_head, _gather(cache.key, view), _gather(cache.value, view), view.mask).reshape(
-            query.shape
-        )
+        key, value = (_gather(kept, view).to(query.dtype) for kept in (cache.key, cache.value))
+        return self.decode(per_head, key, value, view.mask).reshape(query.shape)
 
     def _row(self, query: Tensor, cache: LayerCache, batch: BatchInputs, row: int) -> Tensor:
         window, size = self.problem.window, cache.block_size
         view = batch.once(("row", row, window), lambda: row_view(batch, row, window, size))
-        return self.prefill(query, _gather(cache.key, view), _gather(cache.value, view), view.mask)
+        key, value = (_gather(kept, view).to(query.dtype) for kept in (cache.key, cache.value))
+        return self.prefill(query, key, value, view.mask)
 
 
 def group_view(batch: BatchInputs, group: DecodeGroup, window: int | None, block_size: int) -> View:

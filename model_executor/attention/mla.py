@@ -16,7 +16,7 @@ from torch import Tensor
 
 from model_executor.attention.torch_ref import visible
 from model_executor.batch import BatchInputs
-from model_executor.kv_cache import LayerCache
+from model_executor.kv_cache import LayerCache, finite
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class MlaProblem:
 
     Attributes:
         device: "cpu" or "cuda".
-        dtype: of queries, latents and the cache.
+        dtype: of queries, and of latents before they are kept.
         num_heads: of queries.
         kv_rank: elements of a latent.
         nope_dim, rope_dim: elements of a query head and of a key head that are not rotated, and that are.
@@ -161,12 +161,12 @@ class LatentCopy:
     """
 
     def __init__(self, problem: MlaProblem) -> None:
-        self._largest = torch.finfo(problem.dtype).max
+        del problem
 
     def forward(self, latent: Tensor, layer_cache: LayerCache, slot_mapping: Tensor) -> None:
         """See LatentAppendKernel."""
-        finite = torch.nan_to_num(latent, nan=0.0, posinf=self._largest, neginf=-self._largest)
-        layer_cache.slots()[0].index_copy_(0, slot_mapping, finite[:, None])
+        latents = layer_cache.slots()[0]
+        latents.index_copy_(0, slot_mapping, finite(latent, latents.dtype)[:, None])
 
 
 SPEC: MlaSpec[MlaKernel] = MlaSpec("mla_ref", MlaReference)

@@ -63,7 +63,7 @@ class MlaAbsorbed:
     ) -> Tensor:
         blocks = -(-group.context_len // cache.block_size)
         table = batch.block_tables[group.first : group.last, :blocks]
-        latents = _gather(cache, table)[:, : group.context_len]
+        latents = _gather(cache, table)[:, : group.context_len].to(query.dtype)
         mask = batch.once(("mla_decode", group.first), lambda: _decode_mask(batch, group))
         # The heads stand as queries of one head, so each latent is read once.
         return self._give_values(self._scored(self._absorb(query, weights), latents, mask), weights)
@@ -71,7 +71,7 @@ class MlaAbsorbed:
     def _row(self, query: Tensor, weights: Tensor, cache: LayerCache, batch: BatchInputs, row: int) -> Tensor:
         count, context = query.shape[0], batch.context_lens_host[row]
         table = batch.block_tables[row : row + 1, : -(-context // cache.block_size)]
-        latents = _gather(cache, table)[0, :context]
+        latents = _gather(cache, table)[0, :context].to(query.dtype)
         mask = batch.once(("mla_row", row), lambda: visible(context - count, count, context, None, query.device))
         if not self.absorbs(count):
             return self._expanded(query, weights, latents, mask)

@@ -26,7 +26,7 @@ class AttentionProblem:
 
     Attributes:
         device: "cpu" or "cuda".
-        dtype: of queries, keys, values and the cache.
+        dtype: of queries, and of keys and values before they are kept.
         num_heads, num_kv_heads: the former is a multiple of the latter; head h reads KV head h * KH // H.
         head_dim: of queries, keys and values.
         block_size: tokens a KV block.
@@ -34,6 +34,7 @@ class AttentionProblem:
         window: a query at position p sees positions p - window + 1 .. p; None sees all from 0.
         soft_cap: scores become cap * tanh(score / cap) after scaling; None leaves them.
         layout: of the keys in the cache.
+        cache_dtype: of the cache; None: dtype.
     """
 
     device: str
@@ -46,6 +47,12 @@ class AttentionProblem:
     window: int | None = None
     soft_cap: float | None = None
     layout: Layout = "plain"
+    cache_dtype: torch.dtype | None = None
+
+    @property
+    def kept_in(self) -> torch.dtype:
+        """The dtype of the cache."""
+        return self.dtype if self.cache_dtype is None else self.cache_dtype
 
     def __str__(self) -> str:
         text = f"{self.device} {str(self.dtype).removeprefix('torch.')} {self.num_heads}/{self.num_kv_heads} heads"
@@ -54,6 +61,8 @@ class AttentionProblem:
             text += f", window {self.window}"
         if self.soft_cap is not None:
             text += f", soft cap {self.soft_cap:g}"
+        if self.kept_in != self.dtype:
+            text += f", kept in {str(self.kept_in).removeprefix('torch.')}"
         return text
 
 
@@ -91,6 +100,7 @@ class Limits:
         block_sizes: smallest and largest block_size.
         window, soft_cap: whether it can.
         layouts: of keys that it reads or writes.
+        narrow: whether the cache may be of another dtype.
     """
 
     devices: frozenset[str] | None = None
@@ -101,6 +111,7 @@ class Limits:
     window: bool = True
     soft_cap: bool = True
     layouts: frozenset[Layout] = frozenset(("plain",))
+    narrow: bool = True
 
     def reject(self, problem: AttentionProblem) -> tuple[str, ...]:
         """Why these limits exclude the problem; empty when they do not."""
@@ -117,6 +128,8 @@ class Limits:
             reasons.append(f"window {problem.window}: has no sliding window")
         if problem.soft_cap is not None and not self.soft_cap:
             reasons.append(f"soft_cap {problem.soft_cap:g}: has no soft cap")
+        if problem.kept_in != problem.dtype and not self.narrow:
+            reasons.append(f"cache of {problem.kept_in}: takes {problem.dtype}, as computed in")
         if problem.layout not in self.layouts:
             reasons.append(f"keys {problem.layout}: takes {', '.join(sorted(self.layouts))}")
         return tuple(reasons)

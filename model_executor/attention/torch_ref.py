@@ -1,4 +1,4 @@
-"""The oracle: attention row by row in plain torch, in float32, on any device. Slow and easy to check."""
+"""The oracle: attention row by row in plain torch on any device. Slow and easy to check."""
 
 from __future__ import annotations
 
@@ -7,18 +7,20 @@ from torch import Tensor
 
 from model_executor.attention.spec import AppendKernel, AttentionKernel, AttentionProblem, KernelSpec, Limits
 from model_executor.batch import BatchInputs
-from model_executor.kv_cache import LayerCache
+from model_executor.kv_cache import LayerCache, finite
 
 
 class TorchReference:
-    """softmax(scale * q k^T + mask) v for each row by itself, computed in float32.
+    """softmax(scale * q k^T + mask) v for each row by itself.
 
     Args:
         problem: what to compute.
+        wide: the dtype to compute in.
     """
 
-    def __init__(self, problem: AttentionProblem) -> None:
+    def __init__(self, problem: AttentionProblem, wide: torch.dtype = torch.float32) -> None:
         self._problem = problem
+        self._wide = wide
 
     def forward(self, query: Tensor, layer_cache: LayerCache, batch: BatchInputs) -> Tensor:
         """See AttentionKernel."""
@@ -41,9 +43,9 @@ class TorchReference:
         """Attention of queries at places start, start + 1, ... over keys at places 0, 1, ..."""
         problem = self._problem
         repeat = problem.num_heads // problem.num_kv_heads
-        key = key.float().repeat_interleave(repeat, dim=1)
-        value = value.float().repeat_interleave(repeat, dim=1)
-        scores = torch.einsum("qhd,khd->hqk", query.float(), key) * problem.scale
+        key = key.to(self._wide).repeat_interleave(repeat, dim=1)
+        value = value.to(self._wide).repeat_interleave(repeat, dim=1)
+        scores = torch.einsum("qhd,khd->hqk", query.to(self._wide), key) * problem.scale
         if problem.soft_cap is not None:
             scores = problem.soft_cap * torch.tanh(scores / problem.soft_cap)
         seen = visible(start, query.shape[0], key.shape[0], problem.window, query.device)
@@ -59,16 +61,13 @@ class IndexCopyAppend:
     """
 
     def __init__(self, problem: AttentionProblem) -> None:
-        self._largest = torch.finfo(problem.dtype).max
+        del problem
 
     def forward(self, key: Tensor, value: Tensor, layer_cache: LayerCache, slot_mapping: Tensor) -> None:
         """See AppendKernel."""
         keys, values = layer_cache.slots()
-        keys.index_copy_(0, slot_mapping, self._finite(key))
-        values.index_copy_(0, slot_mapping, self._finite(value))
-
-    def _finite(self, x: Tensor) -> Tensor:
-        return torch.nan_to_num(x, nan=0.0, posinf=self._largest, neginf=-self._largest)
+        keys.index_copy_(0, slot_mapping, finite(key, keys.dtype))
+        values.index_copy_(0, slot_mapping, finite(value, values.dtype))
 
 
 def visible(start: int, count: int, context: int, window: int | None, device: torch.device) -> Tensor:

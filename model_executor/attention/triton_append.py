@@ -57,6 +57,6 @@ class TritonAppend:
         )
 
 
-LIMITS: Final = Limits(devices=frozenset(("cuda",)), dtypes=DTYPES)
+LIMITS: Final = Limits(devices=frozenset(("cuda",)), dtypes=DTYPES, narrow=False)
 
 SPEC: KernelSpec[AppendKernel] = KernelSpec("triton_append", LIMITS, TritonAppend, missing)

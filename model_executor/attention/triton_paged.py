@@ -232,6 +232,7 @@ LIMITS: Final = Limits(
     dtypes=DTYPES,
     head_dims=(16, 256),
     block_sizes=(16, 1024),
+    narrow=False,
 )
 
 SPEC: KernelSpec[AttentionKernel] = KernelSpec("triton_paged", LIMITS, TritonPaged, missing)

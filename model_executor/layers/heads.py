@@ -22,7 +22,7 @@ class HeadsProblem:
 
     Attributes:
         device: "cpu" or "cuda".
-        dtype: of the projection and of the cache.
+        dtype: of the projection.
         num_heads, num_kv_heads, head_dim: of queries, and of keys and values.
         block_size: tokens a KV block.
         rope: name of the rotation, None without one.

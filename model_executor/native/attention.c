@@ -9,7 +9,7 @@
 #include <math.h>
 #include <stdbool.h>
 
-#include "vector.h"
+#include "narrow.h"
 
 #define TILE 32
 #define PART 1024
@@ -69,29 +69,30 @@ static void find_places(const Attention *a, const int64_t *table, long first, lo
 }
 
 /* Ask for what the next tile reads: its blocks lie anywhere. */
-static void prefetch(const Attention *a, const Step *step, const Places *places, long head, long heads) {
+INLINE void prefetch(const int kind, const Attention *a, const Step *step, const Places *places, long head, long heads) {
     const long width = a->head_dim, row = a->block_size;
+    const long line = 64 / kind_bytes(kind), step_d = row >= line ? 1 : line / row;
     for (int half = 0; half < TILE / LANES; half++)
-        for (long d = head * width; d < (head + heads) * width; d++)
-            __builtin_prefetch(step->key + places->keys[half] + d * row, 0, 2);
+        for (long d = head * width; d < (head + heads) * width; d += step_d)
+            __builtin_prefetch(place_of(kind, step->key, places->keys[half] + d * row), 0, 2);
     for (int j = 0; j < TILE; j++)
-        for (long f = head * width; f < (head + heads) * width; f += LANES)
-            __builtin_prefetch(step->value + places->values[j] + f, 0, 2);
+        for (long f = head * width; f < (head + heads) * width; f += line)
+            __builtin_prefetch(place_of(kind, step->value, places->values[j] + f), 0, 2);
 }
 
-/* Keys of one KV head: two halves of a tile, rows `row` apart for each element of the head. */
+/* Keys of one KV head: two halves of a tile, rows `row` bytes apart for each element of the head. */
 typedef struct {
-    const float *low, *high;
+    const char *low, *high;
     long row;
 } Keys;
 
 /* Scores of some query rows against a tile: query [head_dim, rows of the item], to [row, 32]. */
-INLINE void score_rows(const int rows, const float *query, long stride, long head_dim, Keys keys, float *scores) {
+INLINE void score_rows(const int kind, const int rows, const float *query, long stride, long head_dim, Keys keys, float *scores) {
     vf low[SCORE_ROWS], high[SCORE_ROWS];
 #pragma GCC unroll 12
     for (int r = 0; r < rows; r++) low[r] = high[r] = (vf){0};
     for (long d = 0; d < head_dim; d++, query += stride) {
-        const vf a = load(keys.low + d * keys.row), b = load(keys.high + d * keys.row);
+        const vf a = load_as(kind, keys.low + d * keys.row), b = load_as(kind, keys.high + d * keys.row);
 #pragma GCC unroll 12
         for (int r = 0; r < rows; r++) {
             low[r] += query[r] * a;
@@ -105,27 +106,27 @@ INLINE void score_rows(const int rows, const float *query, long stride, long hea
     }
 }
 
-static void score(long rows, const float *query, long head_dim, Keys keys, float *scores) {
+INLINE void score(const int kind, long rows, const float *query, long head_dim, Keys keys, float *scores) {
     for (long r = 0; r < rows;) {
         const float *from = query + r;
         float *to = scores + r * TILE;
         switch (rows - r) {
-        case 1: score_rows(1, from, rows, head_dim, keys, to); r += 1; break;
-        case 2: score_rows(2, from, rows, head_dim, keys, to); r += 2; break;
+        case 1: score_rows(kind, 1, from, rows, head_dim, keys, to); r += 1; break;
+        case 2: score_rows(kind, 2, from, rows, head_dim, keys, to); r += 2; break;
 #if defined(__AVX512F__)
-        case 3: score_rows(3, from, rows, head_dim, keys, to); r += 3; break;
-        case 4: case 5: score_rows(4, from, rows, head_dim, keys, to); r += 4; break;
-        case 6: case 7: score_rows(6, from, rows, head_dim, keys, to); r += 6; break;
-        case 8: case 9: case 10: case 11: score_rows(8, from, rows, head_dim, keys, to); r += 8; break;
+        case 3: score_rows(kind, 3, from, rows, head_dim, keys, to); r += 3; break;
+        case 4: case 5: score_rows(kind, 4, from, rows, head_dim, keys, to); r += 4; break;
+        case 6: case 7: score_rows(kind, 6, from, rows, head_dim, keys, to); r += 6; break;
+        case 8: case 9: case 10: case 11: score_rows(kind, 8, from, rows, head_dim, keys, to); r += 8; break;
 #endif
-        default: score_rows(SCORE_ROWS, from, rows, head_dim, keys, to); r += SCORE_ROWS; break;
+        default: score_rows(kind, SCORE_ROWS, from, rows, head_dim, keys, to); r += SCORE_ROWS; break;
         }
     }
 }
 
 /* values[r] += sum over the tile's keys j of weight[r, j] * rows[j], for `vectors` vectors from element d on. */
-INLINE void weigh_rows(const int rows, const int vectors, const float *weight, const float *value, const long *places,
-                       long d, float *values, long head_dim) {
+INLINE void weigh_rows(const int kind, const int rows, const int vectors, const float *weight, const char *value,
+                       const long *places, long d, float *values, long head_dim) {
     vf sums[VALUE_ROWS * VALUE_VECTORS];
 #pragma GCC unroll 6
     for (int r = 0; r < rows; r++)
@@ -134,7 +135,7 @@ INLINE void weigh_rows(const int rows, const int vectors, const float *weight, c
     for (long j = 0; j < TILE; j++) {
         vf x[VALUE_VECTORS];
 #pragma GCC unroll 4
-        for (int v = 0; v < vectors; v++) x[v] = load(value + places[j] + d + v * LANES);
+        for (int v = 0; v < vectors; v++) x[v] = load_as(kind, place_of(kind, value, places[j] + d + v * LANES));
 #pragma GCC unroll 6
         for (int r = 0; r < rows; r++)
 #pragma GCC unroll 4
@@ -146,28 +147,29 @@ INLINE void weigh_rows(const int rows, const int vectors, const float *weight, c
         for (int v = 0; v < vectors; v++) store(values + r * head_dim + d + v * LANES, sums[r * VALUE_VECTORS + v]);
 }
 
-INLINE void weigh_width(const int vectors, long rows, const float *weight, const float *value, const long *places, long d,
-                        float *values, long head_dim) {
+INLINE void weigh_width(const int kind, const int vectors, long rows, const float *weight, const char *value,
+                        const long *places, long d, float *values, long head_dim) {
     for (long r = 0; r < rows;) {
         const float *from = weight + r * TILE;
         float *to = values + r * head_dim;
         switch (rows - r) {
-        case 1: weigh_rows(1, vectors, from, value, places, d, to, head_dim); r += 1; break;
-        case 2: weigh_rows(2, vectors, from, value, places, d, to, head_dim); r += 2; break;
+        case 1: weigh_rows(kind, 1, vectors, from, value, places, d, to, head_dim); r += 1; break;
+        case 2: weigh_rows(kind, 2, vectors, from, value, places, d, to, head_dim); r += 2; break;
 #if defined(__AVX512F__)
-        case 3: case 5: weigh_rows(3, vectors, from, value, places, d, to, head_dim); r += 3; break;
-        case 4: weigh_rows(4, vectors, from, value, places, d, to, head_dim); r += 4; break;
+        case 3: case 5: weigh_rows(kind, 3, vectors, from, value, places, d, to, head_dim); r += 3; break;
+        case 4: weigh_rows(kind, 4, vectors, from, value, places, d, to, head_dim); r += 4; break;
 #endif
-        default: weigh_rows(VALUE_ROWS, vectors, from, value, places, d, to, head_dim); r += VALUE_ROWS; break;
+        default: weigh_rows(kind, VALUE_ROWS, vectors, from, value, places, d, to, head_dim); r += VALUE_ROWS; break;
         }
     }
 }
 
-static void weigh(long rows, const float *weight, const float *value, const long *places, float *values, long head_dim) {
+INLINE void weigh(const int kind, long rows, const float *weight, const char *value, const long *places, float *values,
+                  long head_dim) {
     long d = 0;
     for (; d + VALUE_VECTORS * LANES <= head_dim; d += VALUE_VECTORS * LANES)
-        weigh_width(VALUE_VECTORS, rows, weight, value, places, d, values, head_dim);
-    for (; d < head_dim; d += LANES) weigh_width(1, rows, weight, value, places, d, values, head_dim);
+        weigh_width(kind, VALUE_VECTORS, rows, weight, value, places, d, values, head_dim);
+    for (; d < head_dim; d += LANES) weigh_width(kind, 1, rows, weight, value, places, d, values, head_dim);
 }
 
 INLINE vf shape_score(const Attention *a, vf score) {
@@ -218,7 +220,7 @@ static void clear(const State *state, long rows, long head_dim) {
 static long rows_a_head(const Attention *a, const Item *item) { return item->queries * (a->heads / a->kv_heads); }
 
 /* One part of an item's keys into a cleared state. Rows stand by KV head. */
-static void attend_part(const Run *run, const Item *item, long part, const float *query, float *scores,
+INLINE void attend_kind(const int kind, const Run *run, const Item *item, long part, const float *query, float *scores,
                         const State *state) {
     const Attention *a = run->attention;
     const Step *step = run->step;
@@ -233,19 +235,42 @@ static void attend_part(const Run *run, const Item *item, long part, const float
     for (long at = first, turn = 0; at < last; at += TILE, turn ^= 1) {
         if (at + TILE < last) {
             find_places(a, table, at + TILE, context, &places[turn ^ 1]);
-            prefetch(a, step, &places[turn ^ 1], item->kv_head, item->kv_heads);
+            prefetch(kind, a, step, &places[turn ^ 1], item->kv_head, item->kv_heads);
         }
         for (long head = 0; head < item->kv_heads; head++) {
             const long begin = (item->kv_head + head) * width;
-            const float *key = step->key + begin * a->block_size;
-            const Keys keys = {key + places[turn].keys[0], key + places[turn].keys[1], a->block_size};
+            const char *key = place_of(kind, step->key, begin * a->block_size);
+            const Keys keys = {place_of(kind, key, places[turn].keys[0]), place_of(kind, key, places[turn].keys[1]),
+                               a->block_size * kind_bytes(kind)};
             const State mine = {state->best + head * rows, state->total + head * rows,
                                 state->values + head * rows * width};
-            score(rows, query + head * rows * width, width, keys, scores);
+            score(kind, rows, query + head * rows * width, width, keys, scores);
             for (long r = 0; r < rows; r++) soften(a, &mine, r, item->position + r / group, at, scores + r * TILE);
-            weigh(rows, scores, step->value + begin, places[turn].values, mine.values, width);
+            weigh(kind, rows, scores, place_of(kind, step->value, begin), places[turn].values, mine.values, width);
         }
     }
+}
+
+static void attend_float32(const Run *run, const Item *item, long part, const float *query, float *scores,
+                           const State *state) {
+    attend_kind(FLOAT32, run, item, part, query, scores, state);
+}
+
+static void attend_bfloat16(const Run *run, const Item *item, long part, const float *query, float *scores,
+                            const State *state) {
+    attend_kind(BFLOAT16, run, item, part, query, scores, state);
+}
+
+static void attend_float16(const Run *run, const Item *item, long part, const float *query, float *scores,
+                           const State *state) {
+    attend_kind(FLOAT16, run, item, part, query, scores, state);
+}
+
+static void attend_part(const Run *run, const Item *item, long part, const float *query, float *scores,
+                        const State *state) {
+    const long kind = run->attention->kind;
+    (kind == FLOAT32 ? attend_float32 : kind == BFLOAT16 ? attend_bfloat16 : attend_float16)(run, item, part, query,
+                                                                                              scores, state);
 }
 
 /* Join the state of the next part of a query row to that of all parts before. */

@@ -8,6 +8,7 @@
 
 typedef struct {
     long heads, kv_heads, head_dim, block_size;
+    long kind;   /* of narrow.h, of keys and values */
     long window; /* 0: none */
     float scale;
     float soft_cap; /* 0: none */
@@ -17,8 +18,8 @@ typedef struct {
     const float *query;  /* [T, heads, head_dim], tokens query_stride apart */
     long query_stride;
     float *out;          /* [T, heads, head_dim], contiguous */
-    const float *key;    /* [blocks, kv_heads, head_dim, block_size]: a vector holds one element of 16 keys */
-    const float *value;  /* [blocks, block_size, kv_heads, head_dim] */
+    const void *key;     /* [blocks, kv_heads, head_dim, block_size]: a vector holds one element of 16 keys */
+    const void *value;   /* [blocks, block_size, kv_heads, head_dim] */
     long rows;
     const int64_t *query_start; /* [rows + 1] */
     const int64_t *contexts;    /* [rows] tokens in the cache, this step's included */

@@ -15,6 +15,7 @@ from model_executor.layers.norm import QueryKeyNorm
 from model_executor.layers.operator import OperatorSpec
 from model_executor.layers.rotary import Rotation
 from model_executor.native.library import AttentionStruct, HeadsStruct, Native, StepStruct
+from model_executor.native.linear import KINDS
 
 LANES: Final = 16
 # Heads of a KV head that an item of attention.c can hold.
@@ -40,6 +41,7 @@ class PagedAttention:
             problem.num_kv_heads,
             problem.head_dim,
             problem.block_size,
+            KINDS[problem.kept_in],
             problem.window or 0,
             problem.scale,
             problem.soft_cap or 0.0,
@@ -118,6 +120,7 @@ class FusedHeads:
             key=cache.key.data_ptr(),
             value=cache.value.data_ptr(),
             block_size=cache.block_size,
+            kind=KINDS[cache.key.dtype],
         )
         if tables is not None:
             cosine, sine = tables

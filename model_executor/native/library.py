@@ -43,6 +43,7 @@ class AttentionStruct(Structure):
         ("kv_heads", c_long),
         ("head_dim", c_long),
         ("block_size", c_long),
+        ("kind", c_long),
         ("window", c_long),
         ("scale", c_float),
         ("soft_cap", c_float),
@@ -102,6 +103,7 @@ class HeadsStruct(Structure):
         ("key", c_void_p),
         ("value", c_void_p),
         ("block_size", c_long),
+        ("kind", c_long),
         ("slots", c_void_p),
     )
 

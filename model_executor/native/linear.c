@@ -8,11 +8,7 @@
 #include <stdbool.h>
 
 #include "finish.h"
-#include "vector.h"
-
-#if defined(__F16C__)
-#include <immintrin.h>
-#endif
+#include "narrow.h"
 
 /* Most rows of a tile: its sums, two vectors a row, stay in registers. */
 #if defined(__AVX512F__)
@@ -29,28 +25,6 @@
 /* Elements of x from which on packing is worth a second thread. */
 #define PARALLEL_PACK 32768
 
-INLINE vf widen_half(const uint16_t *from) {
-#if defined(__AVX512F__)
-    return (vf)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)from));
-#elif defined(__F16C__)
-    union { vf whole; __m256 half[2]; } x;
-    x.half[0] = _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)from));
-    x.half[1] = _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(from + 8)));
-    return x.whole;
-#else
-    vf x;
-    for (int i = 0; i < LANES; i++) {
-        /* The exponent moves from 5 to 8 bits by a product; infinity and NaN do not occur in weights. */
-        uint32_t bits = (uint32_t)(from[i] & 0x7fff) << 13;
-        float magnitude;
-        memcpy(&magnitude, &bits, 4);
-        magnitude *= 0x1p112f;
-        x[i] = from[i] & 0x8000 ? -magnitude : magnitude;
-    }
-    return x;
-#endif
-}
-
 /* Row k of a panel. A bfloat16 panel holds columns c and c + 16 in one word. */
 INLINE void weights(const int kind, const void *panel, long k, vf *low, vf *high) {
     if (kind == FLOAT32) {
@@ -66,8 +40,6 @@ INLINE void weights(const int kind, const void *panel, long k, vf *low, vf *high
         *high = widen_half((const uint16_t *)panel + k * PANEL + LANES);
     }
 }
-
-static long kind_bytes(long kind) { return kind == FLOAT32 ? 4 : 2; }
 
 /* A packed block of rows: [K, rows]. */
 typedef struct {
@@ -347,27 +319,6 @@ long linear_column_at(const Linear *linear, long panel, int c) {
     }
     long half = linear->outputs / 2, place = panel * LANES + c % LANES;
     return place < half ? place + (c >= LANES ? half : 0) : -1;
-}
-
-static uint32_t bits_of(float x) {
-    uint32_t bits;
-    memcpy(&bits, &x, 4);
-    return bits;
-}
-
-/* For numbers that float16 holds exactly. */
-static uint16_t narrow_half(float x) {
-    uint32_t bits = bits_of(x), sign = bits >> 16 & 0x8000;
-    float scaled = (bits & 0x80000000u ? -x : x) * 0x1p-112f;
-    return (uint16_t)(sign | bits_of(scaled) >> 13);
-}
-
-static float wide_half(uint16_t x) {
-    uint32_t bits = (uint32_t)(x & 0x7fff) << 13;
-    float magnitude;
-    memcpy(&magnitude, &bits, 4);
-    magnitude *= 0x1p112f;
-    return x & 0x8000 ? -magnitude : magnitude;
 }
 
 /* The narrowest kind that holds all of n numbers exactly. */

@@ -8,9 +8,9 @@
 /* Most panels of a chunk. */
 #define MAX_GROUP 4
 
-/* How a weight is kept. The first three compute in float32: the narrow ones widen to it exactly. See linear_int8.c for
- * the last. */
-enum { FLOAT32 = 0, BFLOAT16 = 1, FLOAT16 = 2, INT8 = 3 };
+/* A weight is kept as one of narrow.h, and computes in float32: the narrow ones widen to it exactly; or as this one, see
+ * linear_int8.c. */
+enum { INT8 = 3 };
 
 /* What becomes of a product. GATED_*: a panel holds 16 gate columns and the 16 up columns of the same places, and the
  * result is activation(gate) * up, half as wide. */

@@ -14,10 +14,9 @@ from model_executor.models.spec import Activation
 from model_executor.native.library import LinearStruct, Native
 
 PANEL: Final = 32
-# The kinds of linear.h, with their bytes an element.
-KIND_BYTES: Final = {0: 4, 1: 2, 2: 2}
-INT8: Final = 3
-KIND_NAMES: Final = {0: "float32", 1: "bfloat16", 2: "float16", INT8: "int8"}
+# The kinds of narrow.h and linear.h.
+KINDS: Final = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2, torch.int8: 3}
+DTYPE_OF_KIND: Final = {kind: dtype for dtype, kind in KINDS.items()}
 FINISH: Final[dict[Activation | None, int]] = {None: 0, "silu": 1, "gelu_tanh": 2}
 
 
@@ -43,12 +42,12 @@ class PackedProduct:
         self._native = native
         self.problem = problem
         self._width = problem.outputs if problem.gate is None else problem.outputs // 2
-        self.kind = INT8 if problem.int8 else _narrowest(native, weight)
+        self.kind = KINDS[torch.int8] if problem.int8 else _narrowest(native, weight)
         panels = -(-problem.outputs // PANEL)
         if problem.int8:
             size = native.int8_bytes(problem.inputs, problem.outputs)
         else:
-            size = panels * PANEL * problem.inputs * KIND_BYTES[self.kind]
+            size = panels * PANEL * problem.inputs * DTYPE_OF_KIND[self.kind].itemsize
         self.packed = torch.empty(size, dtype=torch.uint8)
         self._bias = None if bias is None else _by_panels(bias, problem, panels * PANEL)
         self.struct = LinearStruct(
@@ -64,7 +63,7 @@ class PackedProduct:
     @property
     def stored_as(self) -> str:
         """What the weight is kept in."""
-        return KIND_NAMES[self.kind]
+        return str(DTYPE_OF_KIND[self.kind]).removeprefix("torch.")
 
     def __call__(self, x: Tensor) -> Tensor:
         """See Product."""

@@ -3,7 +3,7 @@
 
 #include <math.h>
 
-#include "vector.h"
+#include "narrow.h"
 
 /* Floats from which on a second thread pays. */
 #define PARALLEL 16384
@@ -67,16 +67,16 @@ INLINE void rotate(float *x, const float *cosine, const float *sine, long half) 
     }
 }
 
-/* What is not finite is replaced: NaN by zero, infinity by the largest number. */
-INLINE void keep(float *to, const float *from, long width) {
-    const vf most = all(3.4028234664e38f);
-    long i = 0;
-    for (; i + LANES <= width; i += LANES) {
-        vf x = load(from + i);
-        x = pick(x == x, x, (vf){0});
-        store(to + i, smaller(larger(x, -most), most));
+/* Key and value of a token into the cache; heads are multiples of 16 wide. The key's elements lie block_size apart. */
+INLINE void keep(const int kind, const Heads *h, long slot, const float *key, const float *value) {
+    const long width = h->kv_heads * h->head_dim, size = kind_bytes(kind);
+    char *to = (char *)h->key + (slot / h->block_size * h->block_size * width + slot % h->block_size) * size;
+    for (long i = 0; i < width; i += LANES) {
+        char narrow[LANES * sizeof(float)];
+        store_finite(kind, narrow, load(key + i));
+        for (int j = 0; j < LANES; j++) memcpy(to + (i + j) * h->block_size * size, narrow + j * size, size);
+        store_finite(kind, (char *)h->value + (slot * width + i) * size, load(value + i));
     }
-    for (; i < width; i++) to[i] = from[i] == from[i] ? fminf(fmaxf(from[i], -most[0]), most[0]) : 0.0f;
 }
 
 static void heads_of_token(const Heads *h, long token) {
@@ -89,11 +89,10 @@ static void heads_of_token(const Heads *h, long token) {
         if (weight) norm_row(at, weight, h->norm_offset, h->norm_eps, width, at);
         if (half) rotate(at, cosine, sine, half);
     }
-    const long kept = h->kv_heads * width, block = h->slots[token] / h->block_size;
-    float *key = h->key + block * h->block_size * kept + h->slots[token] % h->block_size;
-    keep(x + h->heads * width, x + h->heads * width, kept);
-    for (long i = 0; i < kept; i++) key[i * h->block_size] = x[h->heads * width + i];
-    keep(h->value + h->slots[token] * kept, x + (h->heads + h->kv_heads) * width, kept);
+    const float *key = x + h->heads * width, *value = key + h->kv_heads * width;
+    if (h->kind == FLOAT32) keep(FLOAT32, h, h->slots[token], key, value);
+    else if (h->kind == BFLOAT16) keep(BFLOAT16, h, h->slots[token], key, value);
+    else keep(FLOAT16, h, h->slots[token], key, value);
 }
 
 static void heads_chunk(void *context, long chunk, int thread) {

@@ -29,8 +29,8 @@ typedef struct {
     const int64_t *positions;    /* [T] */
     const float *query_norm, *key_norm; /* [head_dim], or NULL */
     float norm_offset, norm_eps;
-    float *key, *value;          /* caches as of attention.h */
-    long block_size;
+    void *key, *value;           /* caches as of attention.h */
+    long block_size, kind;
     const int64_t *slots;        /* [T] block * block_size + place in the block */
 } Heads;
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final, Literal
 
 import torch
-from msgspec import Struct, structs
+from msgspec import Struct
 
 from engine_core.wire.client import TokenLogprobs
 from engine_core.wire.codec import pack_ids
@@ -32,7 +32,6 @@ from engine_core.wire.reports import KernelChoice
 from engine_core.wire.sampling import SamplingParams
 from model_executor.attention.dispatch import KernelTable
 from model_executor.models.reader import read_spec
-from model_executor.models.spec import ModelSpec
 from model_executor.startup import Executor, PhaseClock, bring_up
 from model_executor.weights.layer_plan import plan_layers
 
@@ -45,7 +44,7 @@ class OfflineOptions(Struct, frozen=True):
 
     Attributes:
         folder: of the model.
-        layers, allow_missing_classes, dtype, quantization: as of `tercet serve`.
+        layers, allow_missing_classes, dtype, quantization, kv_cache_dtype: as of `tercet serve`.
         device: likewise.
         length: tokens of the longest sequence.
         sequences: that run at once.
@@ -59,6 +58,7 @@ class OfflineOptions(Struct, frozen=True):
     allow_missing_classes: bool = False
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     quantization: Literal["none", "int8"] = "none"
+    kv_cache_dtype: Literal["auto", "float32", "float16", "bfloat16"] = "auto"
     device: Literal["auto", "cpu", "cuda"] = "auto"
     length: int = 128
     sequences: int = 8
@@ -126,7 +126,11 @@ class Offline:
                 layers=options.layers,
                 allow_missing_classes=options.allow_missing_classes,
             ),
-            cache=CacheOptions(block_size=BLOCK_SIZE, num_kv_blocks=self._sequence_blocks * options.sequences),
+            cache=CacheOptions(
+                block_size=BLOCK_SIZE,
+                num_kv_blocks=self._sequence_blocks * options.sequences,
+                kv_cache_dtype=options.kv_cache_dtype,
+            ),
             scheduler=SchedulerOptions(max_num_seqs=options.sequences),
             executor=ExecutorOptions(device=options.device, cpu_threads=options.threads, enforce_eager=options.eager),
             text=TextFacts(vocab_size=options.sample_vocab),
@@ -136,8 +140,18 @@ class Offline:
     def identity(self) -> PlanIdentity:
         """What runs."""
         ready = self.executor.ready
-        plain = identity_of(self.spec, ready.load.revision, self.executor.plan.sources, ready.dtype, self.sample_vocab)
-        return structs.replace(plain, quantization=self._options.quantization)
+        sources = self.executor.plan.sources
+        return PlanIdentity(
+            architecture=self.spec.architecture,
+            revision=ready.load.revision,
+            blocks=len(self.spec.layers),
+            layer_map=list(sources),
+            classes=list(plan_layers(self.spec, sources).classes),
+            dtype=ready.dtype,
+            kv_cache_dtype=ready.kv_cache_dtype,
+            sample_vocab=self.sample_vocab,
+            quantization=self._options.quantization,
+        )
 
     @property
     def sample_vocab(self) -> int:
@@ -224,27 +238,6 @@ class Offline:
             assert logprobs is not None
             job.token_ids.append(token)
             job.logprobs.append(logprobs)
-
-
-def identity_of(spec: ModelSpec, revision: str, sources: Sequence[int], dtype: str, sample_vocab: int) -> PlanIdentity:
-    """The identity of a plan.
-
-    Args:
-        spec: of the whole checkpoint.
-        revision: of the checkpoint.
-        sources: source index of each runtime layer.
-        dtype: computed in.
-        sample_vocab: ids that may be sampled.
-    """
-    return PlanIdentity(
-        architecture=spec.architecture,
-        revision=revision,
-        blocks=len(spec.layers),
-        layer_map=list(sources),
-        classes=list(plan_layers(spec, sources).classes),
-        dtype=dtype,
-        sample_vocab=sample_vocab,
-    )
 
 
 def _choices(ready: ExecutorReady) -> list[KernelChoice]:

@@ -19,12 +19,12 @@ from msgspec import structs
 from torch import Tensor
 
 from engine_core.wire.evidence import Estimate, Passage, QualityReport
-from model_executor.device import DTYPES
 from model_executor.errors import ConfigRefused, ToolMisused
-from model_executor.tools.command import Parser, add_layer_flags, run_tool
+from model_executor.tools.command import Parser, run_tool
 from model_executor.tools.evidence_file import add_json_flag, write_json
 from model_executor.tools.observe import FINAL_NORM, Observer
 from model_executor.tools.offline import Offline, OfflineOptions
+from model_executor.tools.run_flags import add_run_flags, run_options
 
 EXIT_FAILED: Final = 1
 WINDOW: Final = 512
@@ -74,7 +74,7 @@ def measure(options: OfflineOptions, passage: Passage) -> QualityReport:
     """
     options = structs.replace(options, length=WINDOW, sequences=1, sample_vocab=passage.vocab, eager=True)
     run = Offline(options)
-    reference = Offline(structs.replace(options, dtype="float32", quantization="none"))
+    reference = Offline(structs.replace(options, dtype="float32", quantization="none", kv_cache_dtype="float32"))
     length = min(WINDOW, run.executor.ready.max_model_len)
     windows = cut(passage, length)
     decoded = min(DECODED, length // 2)
@@ -188,24 +188,14 @@ def _columns(scores: Scores) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the program; gives the exit status: 0 pass, 1 fail, 2 a flag is wrong, 3 the model is refused."""
     parser = Parser(prog="tercet quality", description="Compare a served configuration with float32 on a text.")
-    parser.add_argument("model", metavar="MODEL_DIR", help="model folder")
-    add_layer_flags(parser, "full")
-    parser.add_argument("--dtype", choices=("auto", *DTYPES), default="auto", help="of the run (default: auto)")
-    parser.add_argument("--quantization", choices=("none", "int8"), default="none", help="likewise (default: none)")
+    add_run_flags(parser)
     parser.add_argument("--passage", metavar="FILE", required=True, help="the text as token ids, in JSON")
     add_json_flag(parser)
     failed: list[str] = []
 
     def act(arguments: Sequence[str]) -> None:
         args = parser.parse_args(arguments)
-        options = OfflineOptions(
-            folder=Path(args.model),
-            layers=args.layers,
-            allow_missing_classes=args.allow_missing_classes,
-            dtype=args.dtype,
-            quantization=args.quantization,
-        )
-        report = measure(options, _read(Path(args.passage)))
+        report = measure(run_options(args), _read(Path(args.passage)))
         write_json(args.json, report)
         failed.extend(report.failures)
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Final
 
 import torch
@@ -20,14 +19,14 @@ from engine_core.wire import evidence
 from engine_core.wire.evidence import PackEntry, ReferenceRun, WeightDigest
 from model_executor.attention import mla, torch_ref
 from model_executor.attention.dispatch import KernelTable
-from model_executor.device import DTYPES
 from model_executor.layers.experts import LOOP_SPEC
-from model_executor.tools.command import Parser, add_layer_flags, run_tool
+from model_executor.tools.command import Parser, run_tool
 from model_executor.tools.distance import FACTOR
 from model_executor.tools.evidence_file import add_json_flag, write_json
 from model_executor.tools.observe import FINAL_NORM, Observer, block_names
 from model_executor.tools.offline import Offline, OfflineOptions
 from model_executor.tools.pack import LENGTHS, PACK, make_pack
+from model_executor.tools.run_flags import add_run_flags, run_options
 
 COUNT: Final = 12
 CHUNK: Final = 1024
@@ -95,9 +94,11 @@ def _sequence(offline: Offline, entry: PackEntry) -> evidence.Sequence:
 def _bound(
     options: OfflineOptions, offline: Offline, entries: Sequence[PackEntry], sequences: Sequence[evidence.Sequence]
 ) -> float:
-    if offline.executor.ready.dtype == "float32" and options.quantization == "none":
+    ready = offline.executor.ready
+    if (ready.dtype, ready.kv_cache_dtype, options.quantization) == ("float32", "float32", "none"):
         return FLOAT32_BOUND
-    wide = Offline(structs.replace(options, dtype="float32", quantization="none"), reference_table())
+    exact = structs.replace(options, dtype="float32", quantization="none", kv_cache_dtype="float32")
+    wide = Offline(exact, reference_table())
     errors = [
         abs(wider - own)
         for entry, sequence in zip(entries, sequences, strict=True)
@@ -121,21 +122,14 @@ def _forced_logprobs(offline: Offline, entry: PackEntry, token_ids: Sequence[int
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the program; gives the exit status."""
     parser = Parser(prog="tercet sentinel", description="Run a pack of token sequences on the reference kernels.")
-    parser.add_argument("model", metavar="MODEL_DIR", help="model folder")
-    add_layer_flags(parser, "full")
-    parser.add_argument("--dtype", choices=("auto", *DTYPES), default="auto", help="computed in (default: auto)")
-    parser.add_argument("--quantization", choices=("none", "int8"), default="none", help="of products (default: none)")
+    add_run_flags(parser)
     parser.add_argument("--sample-vocab", metavar="N", type=int, help="ids that may be chosen (default: all)")
     add_json_flag(parser)
 
     def act(arguments: Sequence[str]) -> None:
         args = parser.parse_args(arguments)
-        options = OfflineOptions(
-            folder=Path(args.model),
-            layers=args.layers,
-            allow_missing_classes=args.allow_missing_classes,
-            dtype=args.dtype,
-            quantization=args.quantization,
+        options = structs.replace(
+            run_options(args),
             length=max(LENGTHS) + COUNT,
             sequences=1,
             sample_vocab=args.sample_vocab,

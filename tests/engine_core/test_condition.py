@@ -22,7 +22,7 @@ from engine_core.wire.sampling import SamplingParams
 from engine_core.wire.transport import CORE_SOCKET, EXECUTOR_SOCKET, bind_router
 from tests.wire.messages import LOAD
 
-READY = Ready(Model("m", 64, 512, (), "float32", 8, 4), LOAD, [], {}, 1)
+READY = Ready(Model("m", 64, 512, (), "float32", "float32", 8, 4), LOAD, [], {}, 1)
 
 
 def scheduler() -> Scheduler:

@@ -22,6 +22,7 @@ READY = ExecutorReady(
     max_model_len=64,
     vocab_size=50,
     dtype="float32",
+    kv_cache_dtype="float32",
     device="cpu",
     kv_groups=[KvGroup(None, 32), KvGroup(9, 8)],
     max_num_batched_tokens=16,

@@ -79,6 +79,7 @@ def fake_model(path: str = "fake", *, eos: tuple[int, ...] = (256, 257), max_mod
         vocab_size=VOCAB,
         eos_token_ids=eos,
         dtype="float32",
+        kv_cache_dtype="float32",
         num_kv_blocks=1024,
         block_size=16,
     )

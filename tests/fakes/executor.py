@@ -269,6 +269,7 @@ class FakeExecutor:
             max_model_len=config.model.max_model_len or script.max_model_len,
             vocab_size=script.vocab,
             dtype="float32",
+            kv_cache_dtype="float32",
             device="cpu",
             kv_groups=[KvGroup(None, self._blocks)],
             max_num_batched_tokens=config.scheduler.max_num_batched_tokens or script.max_num_batched_tokens,

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from model_executor.attention import torch_ref, torch_sdpa, triton_append, triton_paged
-from model_executor.attention.dispatch import KernelTable, chooser
+from model_executor.attention.dispatch import Chooser, KernelTable
 from model_executor.batch import BatchInputs, StepRows, build_index, to_inputs
 from model_executor.graph import GraphRunner, GraphShape
 from model_executor.kv_cache import KVCache, LayerShape
@@ -97,7 +97,7 @@ def make(
     Linear maps keep the variance of what they are given, as dummy weights do.
     """
     spec = sizes.spec()
-    decoder = Decoder(spec, spec.layers, chooser(table(), dtype, device, block_size)).eval()
+    decoder = Decoder(spec, spec.layers, Chooser(table(), dtype, device, block_size)).eval()
     generator = torch.Generator(device).manual_seed(seed)
     for parameter in decoder.parameters():
         if parameter.ndim == 1:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from engine_core.wire.config import ModelOptions
 from engine_core.wire.reports import LoadReport
-from model_executor.attention.dispatch import KernelTable, chooser
+from model_executor.attention.dispatch import Chooser, KernelTable
 from model_executor.batch import StepRows, build_index, to_inputs
 from model_executor.kv_cache import KVCache, LayerShape
 from model_executor.models.decoder import Decoder, build_model
@@ -102,7 +102,7 @@ def build(
 ) -> tuple[ModelSpec, Decoder]:
     """The model of a folder, its weights not yet loaded."""
     spec = read_spec(folder, ModelOptions(**options))
-    choose = chooser(KernelTable(), dtype, CPU, BLOCK_SIZE)
+    choose = Chooser(KernelTable(), dtype, CPU, BLOCK_SIZE)
     return spec, build_model(spec, plan_layers(spec, layers), choose)
 
 

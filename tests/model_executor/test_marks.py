@@ -11,7 +11,7 @@ from torch import nn
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from engine_core.wire.config import ModelOptions
-from model_executor.attention.dispatch import KernelTable, chooser
+from model_executor.attention.dispatch import Chooser, KernelTable
 from model_executor.marks import CLASS, KERNEL, OPERATOR, MarkedKernel, MarkedTable, mark_model
 from model_executor.models.decoder import build_model
 from model_executor.models.reader import read_spec
@@ -34,7 +34,7 @@ NONE = "separate"
 def marked(folder: Path, native: Native | None = None) -> Loaded:
     spec = read_spec(folder, ModelOptions())
     plan = plan_layers(spec)
-    model = build_model(spec, plan, chooser(MarkedTable(native=native), torch.float32, CPU, BLOCK_SIZE))
+    model = build_model(spec, plan, Chooser(MarkedTable(native=native), torch.float32, CPU, BLOCK_SIZE))
     report = load_weights(model, spec, plan, folder, silent)
     model.pack()
     mark_model(model, plan)
@@ -65,7 +65,7 @@ def test_kernels_are_marked_with_their_names(folder: Path) -> None:
     plain = KernelTable()
     spec = read_spec(folder, ModelOptions())
     for each in (table, plain):
-        build_model(spec, plan_layers(spec), chooser(each, torch.float32, CPU, BLOCK_SIZE))
+        build_model(spec, plan_layers(spec), Chooser(each, torch.float32, CPU, BLOCK_SIZE))
     assert table.explain() == plain.explain()
     loaded = marked(folder)
     with profile(activities=[ProfilerActivity.CPU]) as seen:

@@ -43,6 +43,7 @@ def bring_up_quietly(
     eager: bool = False,
     quantization: Literal["none", "int8"] = "none",
     block_size: int = BLOCK_SIZE,
+    cache_dtype: Literal["auto", "float32", "float16", "bfloat16"] = "auto",
 ) -> Executor:
     """An executor of a folder, without a process.
 
@@ -54,10 +55,11 @@ def bring_up_quietly(
         eager: of --enforce-eager.
         quantization: of the products.
         block_size: tokens a KV block.
+        cache_dtype: of --kv-cache-dtype.
     """
     config = EngineConfig(
         model=ModelOptions(model=str(folder), max_model_len=200, dtype=dtype, quantization=quantization),
-        cache=CacheOptions(block_size=block_size, num_kv_blocks=BLOCKS),
+        cache=CacheOptions(block_size=block_size, num_kv_blocks=BLOCKS, kv_cache_dtype=cache_dtype),
         scheduler=SchedulerOptions(max_num_seqs=16, max_num_batched_tokens=256),
         executor=ExecutorOptions(
             device="cpu", cpu_threads=torch.get_num_threads(), cuda_graph_sizes=buckets, enforce_eager=eager

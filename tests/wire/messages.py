@@ -40,7 +40,7 @@ LOAD = LoadReport(
     page_cache=None,
     seconds={"plan": 0.5},
 )
-MODEL = client.Model("m", 128, 512, (1, 2), "float32", 64, 16)
+MODEL = client.Model("m", 128, 512, (1, 2), "float32", "float32", 64, 16)
 
 MESSAGES: list[tuple[Codec[Any], Any]] = [
     (CLIENT_TO_CORE, client.Hello(1, "python")),
@@ -83,6 +83,7 @@ MESSAGES: list[tuple[Codec[Any], Any]] = [
             1,
             128,
             512,
+            "float32",
             "float32",
             "cpu",
             [executor.KvGroup(None, 64)],

@@ -65,7 +65,7 @@ def visit() -> Visit:
 
 def quality() -> QualityReport:
     return QualityReport(
-        identity=PlanIdentity("LlamaForCausalLM", "r", 6, list(range(6)), [DENSE] * 6, "bfloat16", 320),
+        identity=PlanIdentity("LlamaForCausalLM", "r", 6, list(range(6)), [DENSE] * 6, "bfloat16", "bfloat16", 320),
         environment=ENVIRONMENT,
         quantization="none",
         source="a text",
@@ -104,7 +104,7 @@ def load() -> LoadReport:
 
 
 def identity(layer_map: tuple[int, ...] = (0, 3)) -> PlanIdentity:
-    return PlanIdentity("LlamaForCausalLM", "r", 6, list(layer_map), [DENSE, WINDOWED], "float32", 96)
+    return PlanIdentity("LlamaForCausalLM", "r", 6, list(layer_map), [DENSE, WINDOWED], "float32", "float32", 96)
 
 
 def probe() -> ProbeReport:

@@ -101,7 +101,7 @@ def test_another_plan_is_not_compared(other: PlanIdentity) -> None:
 
 
 def test_a_server_of_another_plan_is_not_compared() -> None:
-    model = Model("m", 128, 96, (), "float32", 64, 16)
+    model = Model("m", 128, 96, (), "float32", "float32", 64, 16)
     ready = Ready(model, load(), [], {}, 1)
     check_served(identity(), ready)
     with pytest.raises(UsageError, match="not compared: quantization none, now int8"):

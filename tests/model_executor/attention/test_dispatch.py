@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from model_executor.attention import torch_ref, torch_sdpa
-from model_executor.attention.dispatch import ATTENTION, KV_APPEND, KernelTable, chooser
+from model_executor.attention.dispatch import ATTENTION, KV_APPEND, Chooser, KernelTable
 from model_executor.attention.spec import KernelSpec, Limits
 from model_executor.errors import NoKernel
 from model_executor.models.spec import AttentionSpec
@@ -49,7 +49,7 @@ def test_triton_comes_first_on_cuda() -> None:
 
 def test_layers_get_the_kernels_of_their_spec() -> None:
     table = KernelTable()
-    choose = chooser(table, torch.float32, torch.device("cpu"), block_size=32)
+    choose = Chooser(table, torch.float32, torch.device("cpu"), block_size=32)
     spec = AttentionSpec(num_heads=6, num_kv_heads=2, head_dim=16, scale=0.25, rope=None, window=5)
     kernels = choose(spec)
     assert isinstance(kernels.attention, torch_sdpa.TorchSdpa)

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from model_executor.attention import mla, mla_absorbed
-from model_executor.attention.dispatch import KernelTable, chooser
+from model_executor.attention.dispatch import Chooser, KernelTable
 from model_executor.attention.mla import LatentCopy, MlaReference, MlaSpec
 from model_executor.errors import NoKernel
 from model_executor.kv_cache import KVCache, LayerShape
@@ -52,7 +52,7 @@ def test_append_writes_where_it_is_told_and_keeps_the_cache_finite() -> None:
 
 def test_layers_get_the_kernels_of_their_spec_and_the_choice_is_explained() -> None:
     table = KernelTable()
-    choose = chooser(table, torch.float32, CPU, block_size=16)
+    choose = Chooser(table, torch.float32, CPU, block_size=16)
     latent = LatentSpec(
         kv_rank=16, nope_dim=8, rope_dim=4, value_dim=6, query_rank=None, norm=NormSpec(1e-6), interleaved=True
     )

@@ -68,12 +68,13 @@ def test_append_writes_where_it_is_told_and_nowhere_else() -> None:
         assert not bool(flat[rest].any())
 
 
+@pytest.mark.parametrize("kept", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_append_keeps_the_cache_finite(dtype: torch.dtype) -> None:
+def test_append_keeps_the_cache_finite(dtype: torch.dtype, kept: torch.dtype) -> None:
     problem = make_problem(kv_heads=1, head_dim=4, dtype=dtype)
-    cache = KVCache.allocate([LayerShape(1, 4)], 2, 4, dtype, CPU)
+    cache = KVCache.allocate([LayerShape(1, 4)], 2, 4, kept, CPU)
     broken = torch.tensor([[[math.nan, math.inf, -math.inf, 1.5]]], dtype=dtype)
     IndexCopyAppend(problem).forward(broken, broken, cache[0], torch.tensor([5]))
-    largest = torch.finfo(dtype).max
+    largest = min(float(torch.tensor(torch.finfo(dtype).max, dtype=dtype).to(kept)), torch.finfo(kept).max)
     for tensor in (cache[0].key, cache[0].value):
         assert tensor[1, 1, 0].tolist() == [0.0, largest, -largest, 1.5]

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from model_executor.attention.dispatch import KernelTable, chooser
+from model_executor.attention.dispatch import Chooser, KernelTable
 from model_executor.batch import StepRows, build_index, to_inputs
 from model_executor.kv_cache import KVCache, LayerShape
 from model_executor.layers.attention import GroupedAttention
@@ -62,7 +62,7 @@ def test_attention_equals_dense(
     qk_norm: NormSpec | None,
 ) -> None:
     spec = AttentionSpec(4, kv_heads, 4, 0.3, rope, window, soft_cap, qkv_bias=bias, output_bias=bias, qk_norm=qk_norm)
-    choose = chooser(KernelTable(), torch.float32, CPU, BLOCK_SIZE)
+    choose = Chooser(KernelTable(), torch.float32, CPU, BLOCK_SIZE)
     layer = GroupedAttention(spec, HIDDEN, choose)
     generator = torch.Generator().manual_seed(0)
     for parameter in layer.parameters():

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from model_executor.attention.dispatch import KernelTable, chooser
+from model_executor.attention.dispatch import Chooser, KernelTable
 from model_executor.batch import BatchInputs, StepRows, build_index, to_inputs
 from model_executor.kv_cache import KVCache, LayerShape
 from model_executor.layers.mla import LatentAttention
@@ -23,7 +23,7 @@ def make(query_rank: int | None, interleaved: bool, rope: bool) -> LatentAttenti
     latent = LatentSpec(RANK, NOPE, ROPE, VALUE, query_rank, NormSpec(1e-6), interleaved)
     rotation = RopeSpec("default", 10.0, ROPE, 32) if rope else None
     spec = AttentionSpec(HEADS, HEADS, NOPE + ROPE, 0.3, rotation, kind="mla", latent=latent)
-    layer = LatentAttention(spec, HIDDEN, chooser(KernelTable(), torch.float32, CPU, BLOCK_SIZE))
+    layer = LatentAttention(spec, HIDDEN, Chooser(KernelTable(), torch.float32, CPU, BLOCK_SIZE))
     generator = torch.Generator().manual_seed(0)
     for parameter in layer.parameters():
         parameter.data.copy_(torch.randn(parameter.shape, generator=generator) * 0.5)

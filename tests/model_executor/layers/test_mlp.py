@@ -5,7 +5,7 @@ from typing import get_args
 import pytest
 import torch
 
-from model_executor.attention.dispatch import KernelTable, chooser
+from model_executor.attention.dispatch import Chooser, KernelTable
 from model_executor.layers.activation import ACTIVATIONS
 from model_executor.layers.mlp import GatedMlp
 from model_executor.models.fields import ACTIVATION_NAMES
@@ -15,7 +15,7 @@ from tests.model_executor.engine import BLOCK_SIZE, CPU
 
 def test_mlp_by_hand() -> None:
     """One element each: down * (relu(gate x) * up x)."""
-    mlp = GatedMlp(MlpSpec(1, "relu"), 1, chooser(KernelTable(), torch.float32, CPU, BLOCK_SIZE))
+    mlp = GatedMlp(MlpSpec(1, "relu"), 1, Chooser(KernelTable(), torch.float32, CPU, BLOCK_SIZE))
     mlp.gate_up.weight.copy_(torch.tensor([[2.0, 3.0]]))
     mlp.down.weight.copy_(torch.tensor([[5.0]]))
     assert mlp(torch.tensor([[1.0], [-1.0]])).tolist() == [[30.0], [0.0]]

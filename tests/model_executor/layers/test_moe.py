@@ -10,7 +10,7 @@ from msgspec import structs
 from torch import Tensor
 from torch.nn import functional
 
-from model_executor.attention.dispatch import KernelTable, chooser
+from model_executor.attention.dispatch import Chooser, KernelTable
 from model_executor.layers.experts import ExpertLoop, ExpertsProblem, ExpertWeights
 from model_executor.layers.moe import MoeMlp
 from model_executor.models.spec import MlpSpec, MoeSpec, RoutingSpec
@@ -23,7 +23,7 @@ SPEC = MlpSpec(8, "silu", kind="moe", moe=MoeSpec(ROUTING))
 
 def make(spec: MlpSpec, dtype: torch.dtype = torch.float32) -> MoeMlp:
     """A layer with random weights."""
-    layer = MoeMlp(spec, HIDDEN, chooser(KernelTable(), dtype, CPU, BLOCK_SIZE))
+    layer = MoeMlp(spec, HIDDEN, Chooser(KernelTable(), dtype, CPU, BLOCK_SIZE))
     generator = torch.Generator().manual_seed(0)
     for parameter in layer.parameters():
         parameter.data.copy_(torch.randn(parameter.shape, generator=generator) * 0.4)

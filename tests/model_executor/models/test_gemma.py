@@ -16,7 +16,7 @@ from safetensors import safe_open
 from transformers import AutoConfig
 
 from engine_core.wire.config import ModelOptions
-from model_executor.attention.dispatch import KernelTable, chooser
+from model_executor.attention.dispatch import Chooser, KernelTable
 from model_executor.errors import ConfigRefused
 from model_executor.models.reader import read_spec
 from tests.fixtures.families import VOCAB, edit_config, write_family
@@ -192,7 +192,7 @@ def test_a_text_model_under_the_name_of_the_other_is_refused(gemma3: Path, tmp_p
 
 def test_gemma2_runs_on_a_fast_kernel(gemma2: Path) -> None:
     table = KernelTable()
-    choose = chooser(table, torch.float32, CPU, BLOCK_SIZE)
+    choose = Chooser(table, torch.float32, CPU, BLOCK_SIZE)
     for layer in read_spec(gemma2, ModelOptions()).layers:
         choose(layer.attention)
     choices = [choice for choice in table.explain() if choice.operator == "attention"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 import pytest
 import torch
@@ -27,7 +27,9 @@ from tests.model_executor.test_runner import bring_up_quietly, runner_of
 
 pytestmark = pytest.mark.skipif(not builds(), reason="the package was built without a C compiler")
 
-Quantization = Literal["none", "int8"]
+Quantization: TypeAlias = Literal["none", "int8"]
+CacheDtype: TypeAlias = Literal["auto", "float32", "float16", "bfloat16"]
+Model: TypeAlias = tuple[Path, Quantization, CacheDtype]
 SIZES = {"hidden_size": 64, "max_position_embeddings": 256}
 SHAPE = Shape(hidden=64, layers=3, heads=4, kv_heads=2, intermediate=64, vocab=VOCAB, max_position=256)
 BIASED = Shape(64, 3, 4, 2, 32, 80, VOCAB, 256, tied=True, attention_bias=True, mlp_bias=True)
@@ -48,22 +50,22 @@ def family(model_type: str, **config: Any) -> Callable[[Path], Path]:
     return lambda folder: write_family(folder, model_type, **SIZES, **config)
 
 
-MODELS: dict[str, tuple[Callable[[Path], Path], Quantization]] = {
-    "llama": (llama(SHAPE), "none"),
-    "llama-bias-tied": (llama(BIASED), "none"),
-    "llama-int8": (llama(SHAPE), "int8"),
-    "mistral": (llama(SHAPE, **MISTRAL), "none"),
-    "qwen2": (family("qwen2"), "none"),
-    "qwen3": (family("qwen3"), "none"),
-    "gemma2": (family("gemma2"), "none"),
-    "gemma3": (family("gemma3_text"), "none"),
+MODELS: dict[str, tuple[Callable[[Path], Path], Quantization, CacheDtype]] = {
+    "llama": (llama(SHAPE), "none", "auto"),
+    "llama-bias-tied": (llama(BIASED), "none", "auto"),
+    "llama-int8": (llama(SHAPE), "int8", "auto"),
+    "mistral": (llama(SHAPE, **MISTRAL), "none", "auto"),
+    "qwen2": (family("qwen2"), "none", "float16"),
+    "qwen3": (family("qwen3"), "none", "auto"),
+    "gemma2": (family("gemma2"), "none", "auto"),
+    "gemma3": (family("gemma3_text"), "none", "bfloat16"),
 }
 
 
 @pytest.fixture(scope="module", params=MODELS)
-def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Quantization]:
-    write, quantization = MODELS[request.param]
-    return write(tmp_path_factory.mktemp("program") / "model"), quantization
+def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Model:
+    write, quantization, cache_dtype = MODELS[request.param]
+    return write(tmp_path_factory.mktemp("program") / "model"), quantization, cache_dtype
 
 
 @pytest.fixture
@@ -80,10 +82,22 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
 
 
 def bring_up(
-    folder: Path, quantization: Quantization = "none", *, buckets: tuple[int, ...] = (), eager: bool = False
+    folder: Path,
+    quantization: Quantization = "none",
+    cache_dtype: CacheDtype = "auto",
+    *,
+    buckets: tuple[int, ...] = (),
+    eager: bool = False,
 ) -> Executor:
     """An executor whose cache is empty."""
-    executor = bring_up_quietly(folder, buckets=buckets, eager=eager, quantization=quantization, block_size=BLOCK_SIZE)
+    executor = bring_up_quietly(
+        folder,
+        buckets=buckets,
+        eager=eager,
+        quantization=quantization,
+        block_size=BLOCK_SIZE,
+        cache_dtype=cache_dtype,
+    )
     for layer in executor.cache.layers:
         layer.key.zero_()
         layer.value.zero_()
@@ -127,9 +141,7 @@ def same(ours: list[Tensor], theirs: list[Tensor]) -> bool:
 
 
 @pytest.mark.parametrize("buckets", [(), BUCKETS], ids=["as it is", "buckets"])
-def test_a_program_gives_the_bits_of_the_modules(
-    model: tuple[Path, Quantization], buckets: tuple[int, ...], seen: list[Tensor]
-) -> None:
+def test_a_program_gives_the_bits_of_the_modules(model: Model, buckets: tuple[int, ...], seen: list[Tensor]) -> None:
     modules = bring_up(*model, eager=True)
     assert graphs_of(modules) == ("as_it_is", ["--enforce-eager"])
     seen.clear()
@@ -143,14 +155,14 @@ def test_a_program_gives_the_bits_of_the_modules(
     assert same(blocks(program), blocks(modules))
 
 
-def test_the_program_runs(model: tuple[Path, Quantization], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_program_runs(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     """No module computes: what else were compared above?"""
     executor = bring_up(*model)
     monkeypatch.setattr(executor.model, "forward", None)
     assert all(run(executor))
 
 
-def test_a_hook_sees_every_step(model: tuple[Path, Quantization]) -> None:
+def test_a_hook_sees_every_step(model: Model) -> None:
     expected = run(bring_up(*model))
     executor = bring_up(*model)
     calls: list[int] = []
@@ -163,7 +175,7 @@ def test_a_hook_sees_every_step(model: tuple[Path, Quantization]) -> None:
     assert len(calls) == hooked
 
 
-def test_a_step_in_which_no_row_samples_fills_the_cache(model: tuple[Path, Quantization], seen: list[Tensor]) -> None:
+def test_a_step_in_which_no_row_samples_fills_the_cache(model: Model, seen: list[Tensor]) -> None:
     modules, program = bring_up(*model, eager=True), bring_up(*model)
     seen.clear()
     for executor in (modules, program):
