@@ -7,13 +7,14 @@ tail of a block nor what an earlier owner left there can reach another sequence.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor
 
+from model_executor import huge_pages
 from model_executor.models.spec import AttentionSpec
 
 
@@ -166,6 +167,4 @@ def finite(x: Tensor, dtype: torch.dtype) -> Tensor:
 def _zeros(size: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
     if device.type != "cpu" or 0 in size:
         return torch.zeros(size, dtype=dtype, device=device)
-    # torch.zeros writes every page; numpy takes zeroed pages from the kernel as they are touched.
-    raw = np.zeros(int(np.prod(size)) * dtype.itemsize, dtype=np.uint8)
-    return torch.from_numpy(raw).view(dtype).view(size)
+    return huge_pages.zeros(math.prod(size) * dtype.itemsize).view(dtype).view(size)

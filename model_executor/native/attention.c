@@ -51,20 +51,23 @@ typedef struct {
     bool failed;
 } Run;
 
-/* Where a tile lies, in numbers of the cache, for KV head 0: its keys by halves, its values by tokens. What is beyond the
- * context repeats what is there: it is finite, and masked. */
+#define HALVES (TILE / LANES)
+
+/* Where the keys and values of a tile's halves lie, in numbers of the cache, for KV head 0. A half is part of one block.
+ * What is beyond the context is masked: the rest of its block, and the first half once more for a second one that has no
+ * block. It is finite, as all of the cache is. */
 typedef struct {
-    long keys[TILE / LANES];
-    long values[TILE];
+    long keys[HALVES], values[HALVES];
 } Places;
 
 static void find_places(const Attention *a, const int64_t *table, long first, long context, Places *places) {
-    const long block_floats = a->block_size * a->kv_heads * a->head_dim;
-    for (long j = 0; j < TILE; j++) {
-        const long position = first + j < context ? first + j : context - 1, block = position / a->block_size;
-        const long within = position - block * a->block_size, begin = table[block] * block_floats;
-        places->values[j] = begin + within * a->kv_heads * a->head_dim;
-        if (j % LANES == 0) places->keys[j / LANES] = begin + within / LANES * LANES;
+    const long token = a->kv_heads * a->head_dim;
+    for (int half = 0; half < HALVES; half++) {
+        const long position = first + half * LANES < context ? first + half * LANES : first;
+        const long block = position / a->block_size, within = position - block * a->block_size;
+        const long begin = table[block] * a->block_size * token;
+        places->keys[half] = begin + within;
+        places->values[half] = begin + within * token;
     }
 }
 
@@ -72,12 +75,13 @@ static void find_places(const Attention *a, const int64_t *table, long first, lo
 INLINE void prefetch(const int kind, const Attention *a, const Step *step, const Places *places, long head, long heads) {
     const long width = a->head_dim, row = a->block_size;
     const long line = 64 / kind_bytes(kind), step_d = row >= line ? 1 : line / row;
-    for (int half = 0; half < TILE / LANES; half++)
+    for (int half = 0; half < HALVES; half++) {
         for (long d = head * width; d < (head + heads) * width; d += step_d)
             __builtin_prefetch(place_of(kind, step->key, places->keys[half] + d * row), 0, 2);
-    for (int j = 0; j < TILE; j++)
-        for (long f = head * width; f < (head + heads) * width; f += line)
-            __builtin_prefetch(place_of(kind, step->value, places->values[j] + f), 0, 2);
+        for (int j = 0; j < LANES; j++)
+            for (long f = head * width; f < (head + heads) * width; f += line)
+                __builtin_prefetch(place_of(kind, step->value, places->values[half] + j * a->kv_heads * width + f), 0, 2);
+    }
 }
 
 /* Keys of one KV head: two halves of a tile, rows `row` bytes apart for each element of the head. */
@@ -124,22 +128,31 @@ INLINE void score(const int kind, long rows, const float *query, long head_dim, 
     }
 }
 
-/* values[r] += sum over the tile's keys j of weight[r, j] * rows[j], for `vectors` vectors from element d on. */
-INLINE void weigh_rows(const int kind, const int rows, const int vectors, const float *weight, const char *value,
-                       const long *places, long d, float *values, long head_dim) {
+/* Values of one KV head: two halves of a tile, tokens `row` bytes apart. */
+typedef struct {
+    const char *halves[HALVES];
+    long row;
+} Values;
+
+/* values[r] += sum over the tile's keys j of weight[r, j] * from[j], for `vectors` vectors from element d on. */
+INLINE void weigh_rows(const int kind, const int rows, const int vectors, const float *weight, const Values from, long d,
+                       float *values, long head_dim) {
     vf sums[VALUE_ROWS * VALUE_VECTORS];
 #pragma GCC unroll 6
     for (int r = 0; r < rows; r++)
 #pragma GCC unroll 4
         for (int v = 0; v < vectors; v++) sums[r * VALUE_VECTORS + v] = load(values + r * head_dim + d + v * LANES);
-    for (long j = 0; j < TILE; j++) {
-        vf x[VALUE_VECTORS];
+    for (int half = 0; half < HALVES; half++, weight += LANES) {
+        const char *value = place_of(kind, from.halves[half], d);
+        for (long j = 0; j < LANES; j++, value += from.row) {
+            vf x[VALUE_VECTORS];
 #pragma GCC unroll 4
-        for (int v = 0; v < vectors; v++) x[v] = load_as(kind, place_of(kind, value, places[j] + d + v * LANES));
+            for (int v = 0; v < vectors; v++) x[v] = load_as(kind, place_of(kind, value, v * LANES));
 #pragma GCC unroll 6
-        for (int r = 0; r < rows; r++)
+            for (int r = 0; r < rows; r++)
 #pragma GCC unroll 4
-            for (int v = 0; v < vectors; v++) sums[r * VALUE_VECTORS + v] += weight[r * TILE + j] * x[v];
+                for (int v = 0; v < vectors; v++) sums[r * VALUE_VECTORS + v] += weight[r * TILE + j] * x[v];
+        }
     }
 #pragma GCC unroll 6
     for (int r = 0; r < rows; r++)
@@ -147,29 +160,28 @@ INLINE void weigh_rows(const int kind, const int rows, const int vectors, const 
         for (int v = 0; v < vectors; v++) store(values + r * head_dim + d + v * LANES, sums[r * VALUE_VECTORS + v]);
 }
 
-INLINE void weigh_width(const int kind, const int vectors, long rows, const float *weight, const char *value,
-                        const long *places, long d, float *values, long head_dim) {
+INLINE void weigh_width(const int kind, const int vectors, long rows, const float *weight, const Values value, long d,
+                        float *values, long head_dim) {
     for (long r = 0; r < rows;) {
         const float *from = weight + r * TILE;
         float *to = values + r * head_dim;
         switch (rows - r) {
-        case 1: weigh_rows(kind, 1, vectors, from, value, places, d, to, head_dim); r += 1; break;
-        case 2: weigh_rows(kind, 2, vectors, from, value, places, d, to, head_dim); r += 2; break;
+        case 1: weigh_rows(kind, 1, vectors, from, value, d, to, head_dim); r += 1; break;
+        case 2: weigh_rows(kind, 2, vectors, from, value, d, to, head_dim); r += 2; break;
 #if defined(__AVX512F__)
-        case 3: case 5: weigh_rows(kind, 3, vectors, from, value, places, d, to, head_dim); r += 3; break;
-        case 4: weigh_rows(kind, 4, vectors, from, value, places, d, to, head_dim); r += 4; break;
+        case 3: case 5: weigh_rows(kind, 3, vectors, from, value, d, to, head_dim); r += 3; break;
+        case 4: weigh_rows(kind, 4, vectors, from, value, d, to, head_dim); r += 4; break;
 #endif
-        default: weigh_rows(kind, VALUE_ROWS, vectors, from, value, places, d, to, head_dim); r += VALUE_ROWS; break;
+        default: weigh_rows(kind, VALUE_ROWS, vectors, from, value, d, to, head_dim); r += VALUE_ROWS; break;
         }
     }
 }
 
-INLINE void weigh(const int kind, long rows, const float *weight, const char *value, const long *places, float *values,
-                  long head_dim) {
+INLINE void weigh(const int kind, long rows, const float *weight, const Values value, float *values, long head_dim) {
     long d = 0;
     for (; d + VALUE_VECTORS * LANES <= head_dim; d += VALUE_VECTORS * LANES)
-        weigh_width(kind, VALUE_VECTORS, rows, weight, value, places, d, values, head_dim);
-    for (; d < head_dim; d += LANES) weigh_width(kind, 1, rows, weight, value, places, d, values, head_dim);
+        weigh_width(kind, VALUE_VECTORS, rows, weight, value, d, values, head_dim);
+    for (; d < head_dim; d += LANES) weigh_width(kind, 1, rows, weight, value, d, values, head_dim);
 }
 
 INLINE vf shape_score(const Attention *a, vf score) {
@@ -178,18 +190,22 @@ INLINE vf shape_score(const Attention *a, vf score) {
     return score;
 }
 
-/* Turn the scores of one query row into weights, and its state to the new greatest score. */
-static void soften(const Attention *a, const State *state, long r, long position, long first, float *scores) {
-    const vi lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-    const vf never = all(-INFINITY);
-    vi low_at = lane + (int32_t)(first - position), high_at = low_at + LANES;
-    vi low_seen = low_at <= 0, high_seen = high_at <= 0;
-    if (a->window) {
-        low_seen &= low_at > (int32_t)-a->window;
-        high_seen &= high_at > (int32_t)-a->window;
+/* Turn the scores of one query row into weights, and its state to the new greatest score. `masked`: some of the tile is
+ * not seen; `low_at` and `high_at` are its positions relative to the query's. */
+INLINE void soften(const Attention *a, const State *state, long r, const bool masked, vi low_at, vi high_at,
+                   float *scores) {
+    vi low_seen, high_seen;
+    vf low = shape_score(a, load(scores)), high = shape_score(a, load(scores + LANES));
+    if (masked) {
+        low_seen = low_at <= 0;
+        high_seen = high_at <= 0;
+        if (a->window) {
+            low_seen &= low_at > (int32_t)-a->window;
+            high_seen &= high_at > (int32_t)-a->window;
+        }
+        low = pick(low_seen, low, all(-INFINITY));
+        high = pick(high_seen, high, all(-INFINITY));
     }
-    vf low = pick(low_seen, shape_score(a, load(scores)), never);
-    vf high = pick(high_seen, shape_score(a, load(scores + LANES)), never);
     const float top = largest(larger(low, high)), best = state->best[r];
     if (top > best) {
         /* The exponential of minus infinity is not zero here, but then the state is zero. */
@@ -200,12 +216,30 @@ static void soften(const Attention *a, const State *state, long r, long position
         for (long d = 0; d < a->head_dim; d += LANES) store(values + d, load(values + d) * shrink);
     }
     const float base = state->best[r] == -INFINITY ? 0.0f : state->best[r];
-    low = pick(low_seen, exponential(low - base), (vf){0});
-    high = pick(high_seen, exponential(high - base), (vf){0});
+    low = exponential(low - base);
+    high = exponential(high - base);
+    if (masked) {
+        low = pick(low_seen, low, (vf){0});
+        high = pick(high_seen, high, (vf){0});
+    }
     state->total[r] += low;
     state->total[r] += high;
     store(scores, low);
     store(scores + LANES, high);
+}
+
+/* The same of all rows of a KV head, `group` of them for each query; the first query stands at `position`. */
+static void soften_rows(const Attention *a, const State *state, long rows, long group, long position, long first,
+                        float *scores) {
+    const vi lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    for (long r = 0; r < rows; position++) {
+        const bool masked = first + TILE - 1 > position || (a->window && first <= position - a->window);
+        const vi low_at = lane + (int32_t)(first - position), high_at = low_at + LANES;
+        for (const long end = r + group; r < end; r++, scores += TILE) {
+            if (masked) soften(a, state, r, true, low_at, high_at, scores);
+            else soften(a, state, r, false, low_at, high_at, scores);
+        }
+    }
 }
 
 static void clear(const State *state, long rows, long head_dim) {
@@ -245,8 +279,11 @@ INLINE void attend_kind(const int kind, const Run *run, const Item *item, long p
             const State mine = {state->best + head * rows, state->total + head * rows,
                                 state->values + head * rows * width};
             score(kind, rows, query + head * rows * width, width, keys, scores);
-            for (long r = 0; r < rows; r++) soften(a, &mine, r, item->position + r / group, at, scores + r * TILE);
-            weigh(kind, rows, scores, place_of(kind, step->value, begin), places[turn].values, mine.values, width);
+            soften_rows(a, &mine, rows, group, item->position, at, scores);
+            const char *value = place_of(kind, step->value, begin);
+            const Values values = {{place_of(kind, value, places[turn].values[0]), place_of(kind, value, places[turn].values[1])},
+                                   a->kv_heads * width * kind_bytes(kind)};
+            weigh(kind, rows, scores, values, mine.values, width);
         }
     }
 }

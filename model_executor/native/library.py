@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from model_executor.errors import NativeUnavailable
+from model_executor.huge_pages import Arena
 
 FOLDER: Final = Path(__file__).parent
 CPUINFO: Final = Path("/proc/cpuinfo")
@@ -165,11 +166,16 @@ class Native:
         path: of the library.
         threads: that compute, the caller included; at least 1.
 
+    Attributes:
+        name: of the build.
+        memory: for what the kernels keep.
+
     Raises:
         NativeUnavailable: it cannot be loaded, or the system gives no threads.
     """
 
     def __init__(self, path: Path, threads: int) -> None:
+        self.memory = Arena()
         self.name = path.name.split(".")[0].removeprefix("_")
         try:
             self._library = ctypes.CDLL(str(path))

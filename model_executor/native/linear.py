@@ -48,7 +48,7 @@ class PackedProduct:
             size = native.int8_bytes(problem.inputs, problem.outputs)
         else:
             size = panels * PANEL * problem.inputs * DTYPE_OF_KIND[self.kind].itemsize
-        self.packed = torch.empty(size, dtype=torch.uint8)
+        self.packed = native.memory.take(size)
         self._bias = None if bias is None else _by_panels(bias, problem, panels * PANEL)
         self.struct = LinearStruct(
             problem.inputs,

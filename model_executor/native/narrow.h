@@ -4,10 +4,6 @@
 
 #include "vector.h"
 
-#if defined(__F16C__)
-#include <immintrin.h>
-#endif
-
 /* How numbers are kept. */
 enum { FLOAT32 = 0, BFLOAT16 = 1, FLOAT16 = 2 };
 

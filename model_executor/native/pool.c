@@ -10,6 +10,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 #include <stdlib.h>
+#include <sys/mman.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -18,6 +19,8 @@
 #define INSIDE 2u
 #define INSIDE_MASK 0xfffeu
 #define NUMBER_SHIFT 16
+
+#define HUGE_PAGE ((size_t)2 << 20)
 
 /* Looks at the gate before a thread lies down, about 0.1 ms: the gap between two operators of a step is some
  * microseconds, and a core that others need is not to be held any longer. */
@@ -139,9 +142,10 @@ int pool_threads(const Pool *pool) { return pool->threads; }
 static void *at_least(Scratch *scratch, size_t bytes) {
     if (scratch->bytes < bytes) {
         free(scratch->memory);
-        size_t rounded = (bytes + 4095) / 4096 * 4096;
-        scratch->memory = aligned_alloc(64, rounded);
+        const size_t unit = bytes < HUGE_PAGE ? 4096 : HUGE_PAGE, rounded = (bytes + unit - 1) / unit * unit;
+        scratch->memory = aligned_alloc(unit, rounded);
         scratch->bytes = scratch->memory ? rounded : 0;
+        if (scratch->memory && unit == HUGE_PAGE) madvise(scratch->memory, rounded, MADV_HUGEPAGE);
     }
     return scratch->memory;
 }

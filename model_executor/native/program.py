@@ -54,7 +54,7 @@ class Program:
         self._native = native
         self._groups = (GroupStruct * len(cache.pools))()
         self._soft_cap = model.final_soft_cap
-        builder = Builder(model, cache, max_tokens, max_samples)
+        builder = Builder(native, model, cache, max_tokens, max_samples)
         # The operations point to what it holds.
         self._builder = builder
         self._body = _array(builder.body)
@@ -88,7 +88,7 @@ class Builder:
     """Walks a model and lists its operations.
 
     Args:
-        model, cache, max_tokens, max_samples: see Program.
+        native, model, cache, max_tokens, max_samples: see Program.
 
     Attributes:
         body: up to the final norm.
@@ -97,7 +97,8 @@ class Builder:
         kept: what the operations point to, besides the buffers.
     """
 
-    def __init__(self, model: Decoder, cache: KVCache, max_tokens: int, max_samples: int) -> None:
+    def __init__(self, native: Native, model: Decoder, cache: KVCache, max_tokens: int, max_samples: int) -> None:
+        self._native = native
         self.kept: list[object] = [model, cache]
         self.body: list[OperationStruct] = []
         self.head: list[OperationStruct] = []
@@ -115,8 +116,8 @@ class Builder:
             rotary = model.rotaries[model.rotary_of_block[index]]
             added = self._block(block, rotary, cache.layers[index], cache.group_of[index], added)
         self._norm(model.norm, self._hidden, added, self._normed)
-        self.logits = torch.empty(max_samples, table.shape[0])
-        picked = torch.empty(max_samples, width)
+        self.logits = self._rows(max_samples, table.shape[0])
+        picked = self._rows(max_samples, width)
         self.kept.append(picked)
         self._list(
             self.head, GATHER, EmbedStruct(table=self._normed.data_ptr(), out=picked.data_ptr(), width=width, scale=1.0)
@@ -194,8 +195,11 @@ class Builder:
     def _buffer(self, use: str, width: int) -> Tensor:
         """Rows for the tokens of a step. All blocks share them, so that they stay in the processor's caches."""
         if (use, width) not in self._buffers:
-            self._buffers[use, width] = torch.empty(self._max_tokens, width)
+            self._buffers[use, width] = self._rows(self._max_tokens, width)
         return self._buffers[use, width]
+
+    def _rows(self, count: int, width: int) -> Tensor:
+        return self._native.memory.take(4 * count * width).view(torch.float32).view(count, width)
 
 
 def _product(module: Linear | TiedHead) -> PackedProduct:

@@ -9,6 +9,10 @@
 #include <stdint.h>
 #include <string.h>
 
+#if defined(__F16C__)
+#include <immintrin.h>
+#endif
+
 #define LANES 16
 #define INLINE static inline __attribute__((always_inline))
 
@@ -30,9 +34,14 @@ INLINE vf all(float x) { return x - (vf){0}; }
 /* The bits of `yes` where the mask is set, those of `no` elsewhere. */
 INLINE vf pick(vi mask, vf yes, vf no) { return (vf)(((vi)yes & mask) | ((vi)no & ~mask)); }
 
+/* The greater and the lesser; b where one is NaN. */
+#if defined(__AVX512F__)
+INLINE vf larger(vf a, vf b) { return (vf)_mm512_max_ps((__m512)a, (__m512)b); }
+INLINE vf smaller(vf a, vf b) { return (vf)_mm512_min_ps((__m512)a, (__m512)b); }
+#else
 INLINE vf larger(vf a, vf b) { return pick(a > b, a, b); }
-
 INLINE vf smaller(vf a, vf b) { return pick(a < b, a, b); }
+#endif
 
 /* Always in this order, so that it never depends on the compiler's choice. */
 INLINE float sum(vf x) {
@@ -51,7 +60,7 @@ INLINE float largest(vf x) {
 /* e^x to about 1e-7 relative: x = n ln 2 + r, a polynomial for e^r, and n added to the exponent. Below -87 it gives
  * e^-87, above 88 it gives e^88. NaN stays NaN. */
 INLINE vf exponential(vf x) {
-    x = pick(x < -87.0f, all(-87.0f), pick(x > 88.0f, all(88.0f), x));
+    x = larger(all(-87.0f), smaller(all(88.0f), x));
     const float round = 12582912.0f; /* 1.5 * 2^23: adding it leaves the nearest integer in the low bits */
     vf shifted = x * 1.44269504088896341f + round;
     vf n = shifted - round;
