@@ -20,10 +20,8 @@
 #define STRETCH 128
 /* From so many rows on a stretch of a panel, in float32, is worth a place in the first-level cache. */
 #define MANY_ROWS 36
-/* Blocks of rows that the second-level cache holds beside them. */
-#define BAND_BLOCKS (192 / MAX_ROWS)
-/* Elements of x from which on packing is worth a second thread. */
-#define PARALLEL_PACK 32768
+/* Blocks of rows whose sums it holds beside it. */
+#define BAND_BLOCKS (96 / MAX_ROWS)
 
 /* Row k of a panel. A bfloat16 panel holds columns c and c + 16 in one word. */
 INLINE void weights(const int kind, const void *panel, long k, vf *low, vf *high) {
@@ -41,21 +39,19 @@ INLINE void weights(const int kind, const void *panel, long k, vf *low, vf *high
     }
 }
 
-/* A packed block of rows: [K, rows]. */
+/* A block of rows, `stride` apart. */
 typedef struct {
     const float *x;
+    long stride;
     long first;
     int rows;
 } Rows;
 
 typedef struct {
     const Linear *linear;
-    Pool *pool;
     const float *x;
     long x_stride;
-    long rows;
     long blocks, least, larger; /* the first `larger` blocks hold a row more than `least` */
-    float *packed;
     float *out;
     long out_stride;
     long panels;
@@ -75,20 +71,24 @@ typedef struct {
     long to_stride;
 } Stretch;
 
-INLINE void tile(const int kind, const int rows, const int count, const float *x, const Stretch s, long panel) {
+INLINE void tile(const int kind, const int rows, const int count, const Rows block, const Stretch s, long panel) {
     vf low[MAX_ROWS * 2], high[MAX_ROWS * 2];
     const char *panels = s.panels + panel * s.panel_bytes;
+    /* Each pointer reaches three rows, at once, twice and not at all the stride away: an address each. */
+    const long stride = block.stride;
+    const float *x0 = block.x, *x3 = x0 + 3 * stride, *x6 = x3 + 3 * stride, *x9 = x6 + 3 * stride;
 #pragma GCC unroll 24
     for (int i = 0; i < rows * count; i++) low[i] = high[i] = (vf){0};
-    for (long k = 0; k < s.inputs; k++, x += rows) {
+    for (long k = 0; k < s.inputs; k++, x0++, x3++, x6++, x9++) {
 #pragma GCC unroll 4
         for (int c = 0; c < count; c++) {
             vf a, b;
             weights(kind, panels + c * s.panel_bytes, k, &a, &b);
 #pragma GCC unroll 12
             for (int r = 0; r < rows; r++) {
-                low[c * rows + r] += x[r] * a;
-                high[c * rows + r] += x[r] * b;
+                const float x = (r < 3 ? x0 : r < 6 ? x3 : r < 9 ? x6 : x9)[r % 3 * stride];
+                low[c * rows + r] += x * a;
+                high[c * rows + r] += x * b;
             }
         }
     }
@@ -109,7 +109,7 @@ INLINE void tile(const int kind, const int rows, const int count, const float *x
 }
 
 /* `count` panels, `at_once` of them in a tile. */
-INLINE void tiles(const int kind, const int rows, const int at_once, const float *x, const Stretch s, long count) {
+INLINE void tiles(const int kind, const int rows, const int at_once, const Rows x, const Stretch s, long count) {
     long done = 0;
     for (; done + at_once <= count; done += at_once) tile(kind, rows, at_once, x, s, done);
     if (at_once > 1)
@@ -120,22 +120,22 @@ INLINE void tiles(const int kind, const int rows, const int at_once, const float
 INLINE void by_rows(const int kind, const Rows block, const Stretch s, long count) {
     switch (block.rows) {
 #if defined(__AVX512F__)
-    case 1: tiles(kind, 1, 4, block.x, s, count); break;
-    case 2: tiles(kind, 2, 4, block.x, s, count); break;
-    case 3: tiles(kind, 3, 3, block.x, s, count); break;
-    case 4: tiles(kind, 4, 3, block.x, s, count); break;
-    case 5: tiles(kind, 5, 2, block.x, s, count); break;
-    case 6: tiles(kind, 6, 2, block.x, s, count); break;
-    case 7: tiles(kind, 7, 1, block.x, s, count); break;
-    case 8: tiles(kind, 8, 1, block.x, s, count); break;
-    case 9: tiles(kind, 9, 1, block.x, s, count); break;
-    case 10: tiles(kind, 10, 1, block.x, s, count); break;
-    case 11: tiles(kind, 11, 1, block.x, s, count); break;
+    case 1: tiles(kind, 1, 4, block, s, count); break;
+    case 2: tiles(kind, 2, 4, block, s, count); break;
+    case 3: tiles(kind, 3, 3, block, s, count); break;
+    case 4: tiles(kind, 4, 3, block, s, count); break;
+    case 5: tiles(kind, 5, 2, block, s, count); break;
+    case 6: tiles(kind, 6, 2, block, s, count); break;
+    case 7: tiles(kind, 7, 1, block, s, count); break;
+    case 8: tiles(kind, 8, 1, block, s, count); break;
+    case 9: tiles(kind, 9, 1, block, s, count); break;
+    case 10: tiles(kind, 10, 1, block, s, count); break;
+    case 11: tiles(kind, 11, 1, block, s, count); break;
 #else
-    case 1: tiles(kind, 1, 2, block.x, s, count); break;
-    case 2: tiles(kind, 2, 1, block.x, s, count); break;
+    case 1: tiles(kind, 1, 2, block, s, count); break;
+    case 2: tiles(kind, 2, 1, block, s, count); break;
 #endif
-    default: tiles(kind, MAX_ROWS, 1, block.x, s, count); break;
+    default: tiles(kind, MAX_ROWS, 1, block, s, count); break;
     }
 }
 
@@ -160,29 +160,7 @@ static void finish_block(const Product *p, Rows block, long panel, long count, c
 static Rows block_of(const Product *p, long index) {
     long first = index * p->least + (index < p->larger ? index : p->larger);
     int rows = (int)(p->least + (index < p->larger));
-    const float *x = p->packed ? p->packed + first * p->linear->inputs : p->x;
-    return (Rows){x, first, rows};
-}
-
-/* A block of rows, turned to [K, rows]. A vector holds 16 rows: what lies beyond the block's rows is overwritten by the
- * next k, and at the end is not written. */
-static void pack_block(void *context, long chunk, int thread) {
-    (void)thread;
-    const Product *p = context;
-    const Rows block = block_of(p, chunk);
-    const long inputs = p->linear->inputs, rows = block.rows;
-    const float *from = p->x + block.first * p->x_stride;
-    float *to = (float *)block.x;
-    long k = 0;
-    for (; k + LANES <= inputs; k += LANES) {
-        vf t[LANES] = {0};
-        for (long r = 0; r < rows; r++) t[r] = load(from + r * p->x_stride + k);
-        transpose(t);
-        const bool end = k + 2 * LANES > inputs;
-        for (int i = 0; i < LANES; i++) store_some(to + (k + i) * rows, t[i], end ? rows : LANES);
-    }
-    for (; k < inputs; k++)
-        for (long r = 0; r < rows; r++) to[k * rows + r] = from[r * p->x_stride + k];
+    return (Rows){p->x + first * p->x_stride, p->x_stride, first, rows};
 }
 
 static long stretches(long inputs) { return (inputs + STRETCH - 1) / STRETCH; }
@@ -190,13 +168,17 @@ static long stretches(long inputs) { return (inputs + STRETCH - 1) / STRETCH; }
 /* The first k of a stretch. */
 static long begin_of(long inputs, long index) { return inputs * index / stretches(inputs); }
 
-/* A stretch of a block: to the sums that are kept, or with the last one, if it may, to the result. */
-static Stretch stretch_of(const Product *p, Rows block, long panel, long index, float *kept, long stride, bool direct) {
-    Stretch s = {.from = index ? kept : NULL, .from_stride = stride, .to = kept, .to_stride = stride};
-    s.inputs = begin_of(p->linear->inputs, index + 1) - begin_of(p->linear->inputs, index);
-    if (direct && index + 1 == stretches(p->linear->inputs)) {
+/* The stretch first .. last - 1 of a block: to the sums that are kept, or with the last one, if it may, to the result. */
+static Stretch stretch_of(const Product *p, Rows block, long panel, long first, long last, float *kept, long stride,
+                          bool direct) {
+    Stretch s = {.inputs = last - first, .from = first ? kept : NULL, .from_stride = stride, .to = kept, .to_stride = stride};
+    if (direct && last == p->linear->inputs) {
         s.to = place(p, block.first, panel);
         s.to_stride = p->out_stride;
+        for (int r = 0; r < block.rows; r++) {
+            __builtin_prefetch(s.to + r * s.to_stride, 1, 2);
+            __builtin_prefetch(s.to + r * s.to_stride + LANES, 1, 2);
+        }
     }
     return s;
 }
@@ -206,17 +188,19 @@ static void multiply_few(const Product *p, const char *panels, long panel_bytes,
     const long inputs = p->linear->inputs, kind = p->linear->kind, stride = MAX_GROUP * PANEL;
     float sums[MANY_ROWS * MAX_GROUP * PANEL] __attribute__((aligned(64)));
     const bool direct = plain(p->linear, panel, count);
-    for (long i = 0; i < stretches(inputs); i++)
+    for (long i = 0; i < stretches(inputs); i++) {
+        const long begin = begin_of(inputs, i), end = begin_of(inputs, i + 1);
         for (long b = 0; b < p->blocks; b++) {
             Rows block = block_of(p, b);
-            Stretch s = stretch_of(p, block, panel, i, sums + block.first * stride, stride, direct);
-            s.panels = panels + begin_of(inputs, i) * PANEL * kind_bytes(kind);
+            Stretch s = stretch_of(p, block, panel, begin, end, sums + block.first * stride, stride, direct);
+            s.panels = panels + begin * PANEL * kind_bytes(kind);
             s.panel_bytes = panel_bytes;
-            block.x += begin_of(inputs, i) * block.rows;
+            block.x += begin;
             if (kind == FLOAT32) float32_rows(block, s, count);
             else if (kind == BFLOAT16) bfloat16_rows(block, s, count);
             else float16_rows(block, s, count);
         }
+    }
     for (long b = 0; b < p->blocks && !direct; b++) {
         const Rows block = block_of(p, b);
         finish_block(p, block, panel, count, sums + block.first * stride, stride);
@@ -236,19 +220,30 @@ static const char *widen(long kind, const char *panel, long first, long last, fl
     return (const char *)wide;
 }
 
+/* Ask for a share of the stretch that comes next, while a block passes the one before. */
+static void prefetch(const char *from, const char *end, long share, long shares) {
+    const long lines = (end - from + 63) / 64;
+    for (long line = lines * share / shares; line < lines * (share + 1) / shares; line++)
+        __builtin_prefetch(from + line * 64, 0, 2);
+}
+
 /* Many rows: a stretch of one panel stays in the first-level cache while blocks first_block .. last_block - 1 pass it. */
 static void multiply_many(const Product *p, const char *panel_at, long panel, long first_block, long last_block,
                           float *sums) {
     const long inputs = p->linear->inputs, origin = block_of(p, first_block).first;
     const bool direct = plain(p->linear, panel, 1);
+    const long row_bytes = PANEL * kind_bytes(p->linear->kind), blocks = last_block - first_block;
     float wide[STRETCH * PANEL] __attribute__((aligned(64)));
     for (long i = 0; i < stretches(inputs); i++) {
-        const char *stretch = widen(p->linear->kind, panel_at, begin_of(inputs, i), begin_of(inputs, i + 1), wide);
+        const long begin = begin_of(inputs, i), end = begin_of(inputs, i + 1);
+        const char *stretch = widen(p->linear->kind, panel_at, begin, end, wide);
+        const char *next = panel_at + end * row_bytes, *next_end = next + (end - begin) * row_bytes;
         for (long b = first_block; b < last_block; b++) {
             Rows block = block_of(p, b);
-            Stretch s = stretch_of(p, block, panel, i, sums + (block.first - origin) * PANEL, PANEL, direct);
+            Stretch s = stretch_of(p, block, panel, begin, end, sums + (block.first - origin) * PANEL, PANEL, direct);
             s.panels = stretch;
-            block.x += begin_of(inputs, i) * block.rows;
+            block.x += begin;
+            prefetch(next, next_end, b - first_block, blocks);
             float32_rows(block, s, 1);
         }
     }
@@ -290,8 +285,7 @@ long linear_panels_a_chunk(long panels, long threads) {
 }
 
 int linear_run(Pool *pool, const Linear *linear, const float *x, long x_stride, long rows, float *out, long out_stride) {
-    Product p = {.linear = linear, .pool = pool, .x = x, .x_stride = x_stride, .rows = rows, .out = out,
-                 .out_stride = out_stride};
+    Product p = {.linear = linear, .x = x, .x_stride = x_stride, .out = out, .out_stride = out_stride};
     if (rows == 0) return 0;
     if (linear->kind == INT8) return linear_int8_run(pool, linear, x, x_stride, rows, out, out_stride);
     p.blocks = (rows + MAX_ROWS - 1) / MAX_ROWS;
@@ -299,13 +293,6 @@ int linear_run(Pool *pool, const Linear *linear, const float *x, long x_stride, 
     p.larger = rows % p.blocks;
     p.panels = (linear->outputs + PANEL - 1) / PANEL;
     p.group = linear_panels_a_chunk(p.panels, pool_threads(pool));
-    if (rows > 1) {
-        p.packed = pool_shared(pool, rows * linear->inputs * sizeof(float));
-        if (!p.packed) return -1;
-        if (rows * linear->inputs >= PARALLEL_PACK) pool_run(pool, pack_block, &p, p.blocks);
-        else
-            for (long b = 0; b < p.blocks; b++) pack_block(&p, b, 0);
-    }
     p.bands = rows < MANY_ROWS ? 0 : (p.blocks + BAND_BLOCKS - 1) / BAND_BLOCKS;
     pool_run(pool, multiply, &p, (p.panels + p.group - 1) / p.group * (p.bands ? p.bands : 1));
     return 0;
