@@ -17,6 +17,15 @@ INLINE void store_some(float *to, vf x, long count) {
     else if (count > 0) memcpy(to, &x, count * sizeof(float));
 }
 
+/* Ask for the lines of a panel's results before they are computed. */
+INLINE void expect(const Linear *linear, float *out, long stride, int rows, long panel) {
+    float *first = out + (linear->finish == PLAIN ? panel * PANEL : panel * LANES);
+    for (int r = 0; r < rows; r++) {
+        __builtin_prefetch(first + r * stride, 1, 2);
+        if (linear->finish == PLAIN) __builtin_prefetch(first + r * stride + LANES, 1, 2);
+    }
+}
+
 /* Put one row's 32 sums of a panel where they belong in the row's result. */
 static inline void finish(const Linear *linear, float *out, long panel, const float *sums) {
     const long column = panel * PANEL;

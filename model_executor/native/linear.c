@@ -172,12 +172,11 @@ static long begin_of(long inputs, long index) { return inputs * index / stretche
 static Stretch stretch_of(const Product *p, Rows block, long panel, long first, long last, float *kept, long stride,
                           bool direct) {
     Stretch s = {.inputs = last - first, .from = first ? kept : NULL, .from_stride = stride, .to = kept, .to_stride = stride};
-    if (direct && last == p->linear->inputs) {
-        s.to = place(p, block.first, panel);
-        s.to_stride = p->out_stride;
-        for (int r = 0; r < block.rows; r++) {
-            __builtin_prefetch(s.to + r * s.to_stride, 1, 2);
-            __builtin_prefetch(s.to + r * s.to_stride + LANES, 1, 2);
+    if (last == p->linear->inputs) {
+        expect(p->linear, p->out + block.first * p->out_stride, p->out_stride, block.rows, panel);
+        if (direct) {
+            s.to = place(p, block.first, panel);
+            s.to_stride = p->out_stride;
         }
     }
     return s;

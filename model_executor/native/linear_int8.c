@@ -204,6 +204,7 @@ INLINE void tiles(const Product *p, const int rows, const int at_once, const Row
     for (long done = 0; done < count;) {
         const int now = count - done >= at_once ? at_once : 1;
         const char *from = panels + done * stride;
+        expect(p->linear, p->out + block.first * p->out_stride, p->out_stride, rows, panel + done);
         if (now == at_once) tile(rows, at_once, block, from, inputs, sums);
         else tile(rows, 1, block, from, inputs, sums);
         for (int c = 0; c < now; c++) {
