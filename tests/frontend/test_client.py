@@ -132,6 +132,15 @@ def test_what_fails_in_the_loop_fails_in_the_caller_and_the_loop_ends_once() -> 
         loop.run(late())
 
 
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """SIGINT interrupts; a process in the background of a shell inherits that it is ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interruptible")
 def test_an_interrupt_of_the_caller_cancels_the_work() -> None:
     loop = LoopThread()
     begun, ended = threading.Event(), threading.Event()
