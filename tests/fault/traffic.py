@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -26,12 +27,21 @@ Expected = Callable[[Sequence[int], int], list[int]]
 
 @dataclass
 class Got:
-    """What came for one answer."""
+    """What came for one answer; `latest` is the moment of its latest part, `pause` the longest time between two."""
 
     ids: list[int] = field(default_factory=list)
     text: str = ""
     finish: str | None = None
     logprobs: int = 0
+    latest: float | None = None
+    pause: float = 0.0
+
+    def add(self, ids: Sequence[int]) -> None:
+        """Tokens have come now."""
+        self.ids += ids
+        now = time.monotonic()
+        self.pause = max(self.pause, now - (self.latest or now))
+        self.latest = now
 
 
 @dataclass(eq=False)
@@ -100,10 +110,15 @@ class Traffic:
         rig: the server.
         client: for the Python requests.
         expected: gives the tokens that must come for a prompt.
+
+    Attributes:
+        requests: those not yet taken.
+        longest_pause: seconds between two parts of an answer, over all that were looked at.
     """
 
     def __init__(self, rig: Rig, client: Client, expected: Expected = continuation) -> None:
         self.requests: list[Request] = []
+        self.longest_pause = 0.0
         self._url = rig.url
         self._client = client
         self._expected = expected
@@ -124,13 +139,18 @@ class Traffic:
             request.ended.wait(seconds)
         for thread in self._threads:
             thread.join(1.0)
-        return [fault for request in self.requests for fault in request.faults(self._expected)]
+        return self._judge(self.requests)
 
     def take_ended(self) -> list[str]:
         """Forget the requests that have ended; what was not as it must be."""
         ended = [request for request in self.requests if request.ended.is_set()]
         self.requests = [request for request in self.requests if request not in ended]
         self._threads = [thread for thread in self._threads if thread.is_alive()]
+        return self._judge(ended)
+
+    def _judge(self, ended: Sequence[Request]) -> list[str]:
+        pauses = [got.pause for request in ended for got in request.answers.values()]
+        self.longest_pause = max([self.longest_pause, *pauses])
         return [fault for request in ended for fault in request.faults(self._expected)]
 
     def under_way(self) -> int:
@@ -168,7 +188,7 @@ class Traffic:
         got = request.answers.setdefault(0, Got())
         try:
             for output in self._client.submit(request.prompt, params):
-                got.ids += output.token_ids
+                got.add(output.token_ids)
                 got.logprobs += len(output.logprobs or ())
                 got.finish = output.finish
         except FrontendError as error:
@@ -193,7 +213,7 @@ def _take(request: Request, part: dict[str, Any]) -> None:
         request.usage = part["usage"]["completion_tokens"]
     for choice in part["choices"]:
         got = request.answers.setdefault(choice["index"], Got())
-        got.ids += choice.get("token_ids") or []
+        got.add(choice.get("token_ids") or [])
         got.text += choice["text"]
         got.logprobs += len((choice.get("logprobs") or {}).get("tokens", []))
         got.finish = choice["finish_reason"] or got.finish

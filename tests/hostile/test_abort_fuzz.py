@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
+import sys
 from collections.abc import Generator
 from pathlib import Path
 from typing import Any
@@ -213,6 +214,7 @@ def test_memory_is_flat(chain_folder: Path, warm: int, rounds: int, every: int, 
             server.settle()
             samples.append(server.memory())
         growth = [slope(list(own), every) for own in zip(*samples, strict=True)]
+        sys.stdout.write(f"bytes a request: {[round(each) for each in growth]} (frontend, core, executor)\n")
         assert max(growth) < limit, (growth, samples)
         after = [(each.num_threads(), each.num_fds()) for each in server.tree()]
         pairs = [pair for old, new in zip(before, after, strict=True) for pair in zip(old, new, strict=True)]
