@@ -5,7 +5,8 @@ tokens on bringing the former up to the latter: first for rows that run, then fo
 ones. Chunked prefill, decode and recompute after a preemption all fall out of it. In each step
 
     every running row gets at least one token, unless it lacks a KV block,
-    no prompt gets more than its chunk while others wait, and
+    no prompt gets more than its chunk while others wait,
+    prompts together get a part of the budget while others generate, so that the step stays short, and
     while one more request could start, running prompts leave it a share of the budget.
 """
 
@@ -23,6 +24,8 @@ from engine_core.wire.config import SchedulerOptions
 
 # One part in so many of the budget is kept for a request that could start.
 START_SHARE: Final = 4
+# One part in so many of the budget is for prompts beside sequences that generate.
+MIXED_SHARE: Final = 4
 
 
 class Planner:
@@ -43,6 +46,7 @@ class Planner:
         self._roster = roster
         self._budget = limits.max_num_batched_tokens
         self.chunk_cap: Final = options.long_prefill_token_threshold or max(1, self._budget // 2)
+        self._mixed: Final = options.mixed_prefill_token_threshold or max(1, self._budget // MIXED_SHARE)
         self._displaces = options.scheduling_policy == "priority" and options.batching == "continuous"
         self._windows = any(group.window is not None for group in limits.kv_groups)
         self._gate = BatchGate(options.batching)
@@ -52,15 +56,17 @@ class Planner:
     def plan(self, now: float) -> Draft:
         """The next step; its rows are launched, and it has none when nothing can be computed."""
         roster = self._roster
-        draft = Draft(roster.flights.next_step(), self._budget)
         self.lacks_capacity = False
         if roster.trial:
+            draft = Draft(roster.flights.next_step(), self._budget)
             self._plan_alone(roster.trial[0], draft, now)
             return draft
         self._gate.refresh(batch_alive=self._batch_alive())
         if self._displaces:
             self._make_way()
-        self._plan_running(draft)
+        rows = [seq for seq in roster.running.in_order() if not seq.exhausted]
+        draft = Draft(roster.flights.next_step(), self._budget_beside(rows))
+        self._plan_running(rows, draft)
         self._plan_starts(draft, now)
         self.lacks_capacity |= not roster.has_row()
         return draft
@@ -87,12 +93,19 @@ class Planner:
 
     # Rows that run.
 
-    def _plan_running(self, draft: Draft) -> None:
-        rows = self._roster.running.in_order()
-        kept = self._kept_for_start()
+    def _budget_beside(self, rows: list[Sequence]) -> int:
+        """Tokens of a step with these rows: all there may be, unless some of the rows generate."""
+        generating = sum(seq.total - seq.computed == 1 for seq in rows)
+        if not generating:
+            return self._budget
+        # Each row that runs gets a token, prompts too.
+        return min(self._budget, max(len(rows), generating + self._mixed))
+
+    def _plan_running(self, rows: list[Sequence], draft: Draft) -> None:
+        kept = self._kept_for_start(draft.budget)
         cap = 0
         for index, seq in enumerate(rows):
-            if seq.status is not Status.RUNNING or seq.exhausted:
+            if seq.status is not Status.RUNNING:
                 continue
             todo = seq.total - seq.computed
             if todo > 1:
@@ -110,13 +123,13 @@ class Planner:
         prompts = sum(seq.total - seq.computed > 1 for seq in rows)
         return self.chunk_cap if kept or prompts > 1 else self._budget
 
-    def _kept_for_start(self) -> int:
+    def _kept_for_start(self, budget: int) -> int:
         """Tokens that running prompts leave for the queue: none when nobody in it could start."""
         roster = self._roster
         first = roster.queue.first()
         if first is None or not roster.has_row() or not self._gate.admits(first):
             return 0
-        return max(1, self._budget // START_SHARE) if roster.kv.has_spare(roster.margin()) else 0
+        return max(1, budget // START_SHARE) if roster.kv.has_spare(roster.margin()) else 0
 
     def _blocks_for(self, seq: Sequence, tokens: int) -> list[list[int]] | None:
         """Blocks that a running row needs to hold `tokens` tokens, if need be from others; None: not in this step.

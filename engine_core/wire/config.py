@@ -128,6 +128,15 @@ class SchedulerOptions(Struct, frozen=True, forbid_unknown_fields=True):
     long_prefill_token_threshold: Annotated[
         int, Meta(ge=0, lt=2**31, description="tokens of one prompt in one step while others wait; 0: half the budget")
     ] = 0
+    mixed_prefill_token_threshold: Annotated[
+        int,
+        Meta(
+            ge=0,
+            lt=2**31,
+            description="tokens of all prompts in one step beside sequences that generate, whose next token waits for "
+            "them; 0: a quarter of the budget",
+        ),
+    ] = 0
     scheduling_policy: Annotated[
         Literal["fcfs", "priority"], Meta(description="order of waiting requests; priority: smaller is more urgent")
     ] = "fcfs"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from engine_core.admission import Limits
 from engine_core.flight import Draft
-from engine_core.planner import START_SHARE, Planner
+from engine_core.planner import MIXED_SHARE, START_SHARE, Planner
 from engine_core.roster import Roster
 from engine_core.sequence import Sequence
 from engine_core.wire.config import CacheOptions, SchedulerOptions
@@ -15,8 +15,10 @@ from tests.engine_core.test_sequence import make_sequence
 class Engine:
     """A roster and its planner; plans stay out until `land`."""
 
-    def __init__(self, *, budget: int = 16, rows: int = 4, blocks: int = 64, threshold: int = 0) -> None:
-        options = SchedulerOptions(long_prefill_token_threshold=threshold)
+    def __init__(
+        self, *, budget: int = 16, rows: int = 4, blocks: int = 64, threshold: int = 0, mixed: int = 1000
+    ) -> None:
+        options = SchedulerOptions(long_prefill_token_threshold=threshold, mixed_prefill_token_threshold=mixed)
         limits = Limits(200, 50, (KvGroup(None, blocks),), 4, rows, budget)
         self.roster = Roster(options, CacheOptions(), limits, 1)
         self.planner = Planner(self.roster, options, limits)
@@ -49,6 +51,32 @@ def test_decode_and_prefill_share_a_step() -> None:
     engine.add(prompt(20, 2))
     assert engine.plan() == {1: 1, 2: 15}
     assert engine.plan() == {1: 1, 2: 5}
+
+
+def test_prompts_beside_sequences_that_generate_share_a_quarter_of_the_budget() -> None:
+    engine = Engine(mixed=0)
+    engine.add(prompt(2, 1), prompt(3, 2))
+    assert engine.plan() == {1: 2, 2: 3}
+    engine.add(prompt(40, 3))
+    assert engine.plan() == {1: 1, 2: 1, 3: 16 // MIXED_SHARE}
+    engine.add(prompt(40, 4))
+    # A share of the step is kept for the one that starts.
+    assert engine.plan() == {1: 1, 2: 1, 3: 3, 4: 1}
+
+
+def test_the_share_of_prompts_beside_sequences_that_generate_can_be_set() -> None:
+    engine = Engine(mixed=7)
+    engine.add(prompt(2, 1))
+    engine.plan()
+    engine.add(prompt(40, 2))
+    assert [engine.plan() for _ in range(2)] == [{1: 1, 2: 7}, {1: 1, 2: 7}]
+
+
+def test_every_prompt_gets_a_token_beside_sequences_that_generate() -> None:
+    engine = Engine(mixed=1, threshold=2)
+    engine.add(prompt(2, 1), *(prompt(20, order) for order in range(2, 5)))
+    assert engine.plan().keys() == {1, 2, 3, 4}
+    assert engine.plan() == {1: 1, 2: 1, 3: 1, 4: 1}
 
 
 def test_while_others_wait_a_prompt_has_half_the_budget() -> None:

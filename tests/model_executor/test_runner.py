@@ -266,3 +266,36 @@ def test_ids_the_tokenizer_lacks_are_never_sampled(rand_folder: Path) -> None:
     assert executor.ready.vocab_size == VOCAB
     greedy, drawn = run(runner_of(executor), [Job([5, 400, 6], 20), Job([5, 400, 6], 20, SOFT, seed=3)])
     assert max(greedy + drawn) < 100
+
+
+@pytest.mark.parametrize(
+    ("quantization", "asked", "kept"),
+    [
+        ("none", "auto", "float32"),
+        ("none", "float16", "float16"),
+        ("none", "bfloat16", "bfloat16"),
+        ("int8", "auto", "float16"),
+        ("int8", "float32", "float32"),
+    ],
+)
+def test_keys_and_values_are_kept_in_the_dtype_asked_for(
+    rand_folder: Path,
+    quantization: Literal["none", "int8"],
+    asked: Literal["auto", "float32", "float16", "bfloat16"],
+    kept: str,
+) -> None:
+    executor = bring_up_quietly(rand_folder, quantization=quantization, cache_dtype=asked)
+    plain = bring_up_quietly(rand_folder)
+    assert (executor.ready.kv_cache_dtype, executor.ready.dtype) == (kept, "float32")
+    share = 1 if kept == "float32" else 2
+    assert share * executor.ready.memory["kv_cache"] == plain.ready.memory["kv_cache"]
+    assert all(f"torch.{kept}" == str(layer.key.dtype) == str(layer.value.dtype) for layer in executor.cache.layers)
+
+
+def test_tokens_with_a_narrow_cache_are_nearly_those_of_the_reference(
+    rand_folder: Path, continuations: list[Continuation]
+) -> None:
+    jobs = [Job(list(item.prompt), 12, arrives=1 + index // 2) for index, item in enumerate(continuations)]
+    given = run(runner_of(bring_up_quietly(rand_folder, cache_dtype="float16")), jobs, chunk=7)
+    equal = sum(ours == list(item.token_ids) for ours, item in zip(given, continuations, strict=True))
+    assert equal >= len(continuations) - 1
