@@ -42,7 +42,14 @@ def planned(folder: Path, layers: str) -> Shards:
     return made.shards
 
 
-@pytest.mark.parametrize("name", ["llama", "gemma3_text", "gemma3", "deepseek-v3"])
+SERVED = [
+    "gemma3",
+    "deepseek-v3",
+    *(pytest.param(name, marks=pytest.mark.slow) for name in ("llama", "gemma3_text")),
+]
+
+
+@pytest.mark.parametrize("name", SERVED)
 def test_a_part_and_its_cut_are_served_alike(tmp_path: Path, name: str) -> None:
     layers = ",".join(map(str, KEPT[name]))
     source = spread(write_model(tmp_path / "source", name))

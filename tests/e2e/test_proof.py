@@ -82,6 +82,13 @@ def test_a_sentinel_catches_one_bit(folder: Path, tmp_path: Path) -> None:
     assert caught.returncode == 1, caught.stdout + caught.stderr
     assert f"(from {name}): other bytes" in caught.stdout
     assert caught.stdout.splitlines()[-1] == "verdict: fail"
+
+
+@pytest.mark.slow
+def test_a_sentinel_of_other_blocks_is_not_compared(folder: Path, tmp_path: Path) -> None:
+    file = tmp_path / "sentinel.json"
+    recorded = tercet("sentinel", "record", file, folder, "--layers", "0,1")
+    assert recorded.returncode == 0, recorded.stdout + recorded.stderr
     other = tercet("sentinel", "check", file, folder, "--layers", "0,5")
     assert other.returncode == 2
     assert "another plan and is not compared: layer_map [0, 1], now [0, 5]" in other.stderr
@@ -96,6 +103,13 @@ def test_a_sentinel_of_products_in_int8(tmp_path: Path) -> None:
     assert "in float32 with products in int8" in recorded.stdout
     again = tercet("sentinel", "check", file, model, *int8)
     assert again.returncode == 0, again.stdout + again.stderr
+
+
+@pytest.mark.slow
+def test_a_sentinel_of_other_products_is_not_compared(tmp_path: Path) -> None:
+    model, file = write_rand(tmp_path / "model", shape=Shape(hidden=64, layers=2, intermediate=64)), tmp_path / "s.json"
+    recorded = tercet("sentinel", "record", file, model, "--quantization", "int8")
+    assert recorded.returncode == 0, recorded.stdout + recorded.stderr
     plain = tercet("sentinel", "check", file, model)
     assert plain.returncode == 2
     assert "another plan and is not compared: quantization int8, now none" in plain.stderr

@@ -77,7 +77,14 @@ def check_books(client: WireClient, core: RunningCore) -> Status:
     return status
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGSEGV, signal.SIGSTOP])
+SIGNALS = [
+    signal.SIGKILL,
+    signal.SIGSTOP,
+    *(pytest.param(number, marks=pytest.mark.slow) for number in (signal.SIGTERM, signal.SIGSEGV)),
+]
+
+
+@pytest.mark.parametrize("number", SIGNALS)
 def test_signals(tmp_path: Path, number: signal.Signals) -> None:
     with running_core(tmp_path, config(tmp_path, [SLOW], step_timeout=1.0)) as core:
         client = core.client()

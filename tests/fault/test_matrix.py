@@ -15,14 +15,12 @@ from tests.fault.case import Case, all_cases
 from tests.fault.matrix import run_case
 from tests.fault.record import Record, table
 
-# Each process with each of its faults, each phase with each process.
+# Each process, each fault and each phase.
 ALWAYS = {
-    "executor-kill-decode",
     "executor-stop-prefill",
     "executor-exit-recovering",
     "executor-version-idle",
     "core-kill-preempted",
-    "core-stop-decode",
     "core-term-draining",
     "frontend-kill-decode",
     "frontend-kill-loading",

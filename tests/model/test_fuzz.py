@@ -38,6 +38,7 @@ MEASURES = [
 ]
 
 SEEDS = [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 4))]
+BATCHES = [0, 1, *(pytest.param(batch, marks=pytest.mark.slow) for batch in range(2, 5))]
 
 
 def run(seed: int, mode: Mode, requests: int = 12, kind: Groups = "full") -> Harness:
@@ -61,7 +62,7 @@ def test_measures_agree_with_all_modes(seed: int) -> None:
         run(seed, replace(mode, eager=index % 2 == 0))
 
 
-@pytest.mark.parametrize("batch", range(5))
+@pytest.mark.parametrize("batch", BATCHES)
 def test_random_traces_in_random_modes(batch: int) -> None:
     rng = random.Random(batch)
     for seed in range(1000 + 40 * batch, 1000 + 40 * (batch + 1)):
@@ -77,7 +78,7 @@ def test_all_modes_agree_with_windows(kind: Groups) -> None:
 
 
 @pytest.mark.parametrize("kind", SLIDING)
-@pytest.mark.parametrize("batch", range(2))
+@pytest.mark.parametrize("batch", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_random_traces_with_windows(batch: int, kind: Groups) -> None:
     rng = random.Random(500 + batch)
     for seed in range(2000 + 40 * batch, 2000 + 40 * (batch + 1)):

@@ -117,6 +117,11 @@ def test_bfloat16_stays_near(folder: Path) -> None:
     assert np.median(np.abs(near - exact).max(axis=1)) < 0.15
 
 
+# What the rest of the file says of a family is the same in this process; these two differ most.
+SERVED = [pytest.param(name, marks=() if name in ("mixtral", "deepseek-v3") else pytest.mark.slow) for name in FAMILIES]
+
+
+@pytest.mark.parametrize("name", SERVED, indirect=True, scope="module")
 def test_greedy_tokens_over_the_wire(folder: Path, name: str, reference: Reference, tmp_path: Path) -> None:
     """A real executor, two plans ahead, prompts in chunks, prefill and decode mixed."""
     continuations = clear_continuations(reference, 4, 32)

@@ -141,11 +141,12 @@ def test_float16_and_bfloat16_run(tmp_path: Path) -> None:
 
 
 @pytest.mark.real_model
-def test_default_model(default_model: Path) -> None:
+@pytest.mark.parametrize("count", [2, pytest.param(4, marks=pytest.mark.slow)])
+def test_default_model(default_model: Path, count: int) -> None:
     """Whole, and in chunks that end inside a block."""
     loaded = load(default_model)
     reference = Reference(default_model)
-    for prompt in prompts(4, vocab=loaded.spec.vocab_size, seed=0, shortest=40, longest=120):
+    for prompt in prompts(count, vocab=loaded.spec.vocab_size, seed=0, shortest=40, longest=120):
         expected = reference.logits(prompt)
         assert np.abs(loaded.logits(prompt) - expected).max() <= 1e-3
         assert np.abs(loaded.logits(prompt, chunk=33) - expected).max() <= 1e-3
