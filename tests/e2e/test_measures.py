@@ -52,14 +52,16 @@ async def answers(server: Server, asked: Sequence[Sequence[int]]) -> list[list[i
 @pytest.mark.parametrize(
     "flags",
     [
-        ("--no-enable-kv-cache", "--max-num-batched-tokens", "256"),
-        ("--no-enable-kv-cache", "--max-num-batched-tokens", "32", "--no-async-scheduling"),
-        ("--kv-cache-reservation", "contiguous"),
-        ("--kv-cache-reservation", "contiguous", "--batching", "static"),
+        pytest.param(flags.split(), id=flags, marks=marks)
+        for flags, marks in (
+            ("--no-enable-kv-cache --max-num-batched-tokens 256", pytest.mark.slow),
+            ("--no-enable-kv-cache --max-num-batched-tokens 32 --no-async-scheduling", ()),
+            ("--kv-cache-reservation contiguous", ()),
+            ("--kv-cache-reservation contiguous --batching static", pytest.mark.slow),
+        )
     ],
-    ids=" ".join,
 )
-def test_answers_are_the_same(rand_folder: Path, asked: Asked, flags: tuple[str, ...]) -> None:
+def test_answers_are_the_same(rand_folder: Path, asked: Asked, flags: Sequence[str]) -> None:
     with Server(rand_folder, "--served-model-name", "rand", *POOL, *flags, "--debug-endpoints") as server:
         server.wait_ready()
         found = asyncio.run(answers(server, [prompt for prompt, _ in asked]))

@@ -127,7 +127,7 @@ def test_clean_end_on_ctrl_c_while_loading(chain_folder: Path) -> None:
         assert server.leftovers() == []
 
 
-@pytest.mark.parametrize("victim", [1, 2])
+@pytest.mark.parametrize("victim", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_death_of_a_child_ends_everything_and_clients_hear_of_it(chain_folder: Path, victim: int) -> None:
     flags = ("--num-kv-blocks", "64", "--served-model-name", "chain", "--max-restarts", "0")
     with Server(chain_folder, *flags) as server:

@@ -99,9 +99,13 @@ def test_signals(tmp_path: Path, number: signal.Signals) -> None:
         assert gone(before)
 
 
-@pytest.mark.parametrize(
-    "script", ["exit_at=9", "fatal_at=9", "lose_at=9", "short_at=9", "hang_at=9", "deafen_at=9", "stale_at=9,exit_at=9"]
-)
+SCRIPTS = [
+    *("fatal_at=9", "lose_at=9", "hang_at=9", "deafen_at=9", "stale_at=9,exit_at=9"),
+    *(pytest.param(script, marks=pytest.mark.slow) for script in ("exit_at=9", "short_at=9")),
+]
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
 def test_what_executors_do_by_themselves(tmp_path: Path, script: str) -> None:
     scripts = [f"{SLOW},{script}", SLOW]
     with running_core(tmp_path, config(tmp_path, scripts, step_timeout=1.0)) as core:

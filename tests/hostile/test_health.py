@@ -100,7 +100,7 @@ class Probe:
         self.took = json.loads(answer)
 
 
-@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+@pytest.mark.parametrize("path", [pytest.param("/v1/completions", marks=pytest.mark.slow), "/v1/chat/completions"])
 def test_health_is_quick_while_a_huge_prompt_is_read(served: Served, path: str) -> None:
     with Streams(served.url) as streams, Probe(served.url) as probe:
         lines = streams.lines

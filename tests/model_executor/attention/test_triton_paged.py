@@ -57,7 +57,7 @@ def random_shape(draw: random.Random) -> Shape:
     )
 
 
-@pytest.mark.parametrize("processors", [1, 16, 132, 2000])
+@pytest.mark.parametrize("processors", [1, 16, pytest.param(132, marks=pytest.mark.slow), 2000])
 def test_any_split_of_the_context_gives_the_same(processors: int) -> None:
     case = build(Shape(rows=((700, 1), (63, 1), (0, 1)), heads=4, kv_heads=2), CPU, seed=2)
     output = attend(case, Device(processors, HOPPER.shared_memory))
