@@ -29,6 +29,14 @@ POOL = 60
 WINDOW = 9
 
 
+def every(often: int, rarely: int) -> pytest.MarkDecorator:
+    """Of the modes only each so manieth: rarely, and often among the slow tests.
+
+    The steps are primes that divide no period of a mode's choices, so that each choice comes up beside others.
+    """
+    return pytest.mark.parametrize("step", [rarely, pytest.param(often, marks=pytest.mark.slow)])
+
+
 @dataclass(frozen=True)
 class Subject:
     """A model, run as it is and on static buffers; requests with the answers they get alone."""
@@ -91,16 +99,18 @@ def test_all_modes_give_the_tokens_of_solo_runs(subject: Subject, graphs: bool) 
     assert min(subject.known.reused[group] for group in range(len(subject.groups))) > 10
 
 
-def test_one_trace_in_all_modes(subject: Subject) -> None:
+@every(17, 29)
+def test_one_trace_in_all_modes(subject: Subject, step: int) -> None:
     trace = subject.trace(1000, requests=10)
-    for index, mode in enumerate(MODES[::17]):
+    for index, mode in enumerate(MODES[::step]):
         run(subject, trace, replace(mode, eager=index % 2 == 0), index, graphs=index % 4 < 2)
 
 
-def test_cache_and_paging_off_give_the_tokens_of_solo_runs(subject: Subject) -> None:
+@every(23, 61)
+def test_cache_and_paging_off_give_the_tokens_of_solo_runs(subject: Subject, step: int) -> None:
     """Pools without windows, as the core takes them then."""
     groups = [KvGroup(None, group.num_blocks) for group in subject.groups]
-    for index, mode in enumerate(MEASURES[::23]):
+    for index, mode in enumerate(MEASURES[::step]):
         trace = real_trace(2000 + index, subject.pool, groups)
         run(subject, trace, replace(mode, eager=index % 2 == 0), index, graphs=index % 4 < 2)
 

@@ -20,7 +20,14 @@ from tests.model_executor.tools.folders import spread, write_model
 FAMILIES = ("llama", "gemma3_text", "qwen3-moe", "deepseek-v3")
 
 
-@pytest.fixture(scope="module", params=FAMILIES)
+def always(*names: str) -> pytest.MarkDecorator:
+    """Every family; all but these among the slow tests."""
+    marks = {name: () if name in names else (pytest.mark.slow,) for name in FAMILIES}
+    params = [pytest.param(name, marks=marks[name]) for name in FAMILIES]
+    return pytest.mark.parametrize("folder", params, indirect=True, scope="module")
+
+
+@pytest.fixture(scope="module")
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_model(tmp_path_factory.mktemp(request.param) / "model", request.param)
 
@@ -43,6 +50,7 @@ def check(report: ParityReport) -> None:
     assert all(row.noise.relative < 0.2 for row in report.boundaries)
 
 
+@always("llama", "deepseek-v3")
 def test_families_pass(folder: Path, tmp_path: Path) -> None:
     status, report = run(folder, tmp_path / "parity.json")
     check(report)
@@ -54,6 +62,7 @@ def test_families_pass(folder: Path, tmp_path: Path) -> None:
     assert max(row.run.relative for row in report.boundaries) < 1e-5
 
 
+@always("gemma3_text", "qwen3-moe")
 def test_some_blocks_of_families_pass_in_a_narrow_dtype(folder: Path, tmp_path: Path) -> None:
     """Logits of random blocks are near ties, so the rate of equal tokens does not decide here."""
     flags = ("--layers", "2,5", "--allow-missing-classes", "--dtype", "bfloat16")
@@ -73,7 +82,7 @@ def test_the_rate_decides_where_all_blocks_run(llama: Path, tmp_path: Path, monk
     assert (status, report.failures) == (0, [])
 
 
-@pytest.mark.parametrize("block", [0, 3])
+@pytest.mark.parametrize("block", [pytest.param(0, marks=pytest.mark.slow), 3])
 def test_a_fault_of_one_block_is_found_there(
     llama: Path, tmp_path: Path, block: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
