@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -68,8 +70,13 @@ MESSAGES: tuple[list[dict[str, str]], ...] = (
 
 
 @pytest.fixture(scope="module")
-def source() -> Source:
-    return find_source()
+def source() -> Iterator[Source]:
+    """The GGUF file; whatever transformers makes of it, its header is parsed once."""
+    import gguf
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(gguf, "GGUFReader", cache(gguf.GGUFReader))
+        yield find_source()
 
 
 @pytest.fixture(scope="module")
