@@ -20,24 +20,35 @@ ALIGNMENT: Final = 64
 
 def zeros(nbytes: int) -> Tensor:
     """uint8 [nbytes] of its own; a page is touched by the first write to it only."""
-    memory = mmap.mmap(-1, nbytes + HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    whole = torch.frombuffer(memory, dtype=torch.uint8)
-    first = -whole.data_ptr() % HUGE_PAGE
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        memory.madvise(mmap.MADV_HUGEPAGE)
-    return whole[first : first + nbytes]
+    return Arena(nbytes).take(nbytes)
 
 
 class Arena:
-    """Small pieces side by side in common huge pages; they are given back when the last one of a chunk is gone."""
+    """Memory for pieces side by side in common huge pages. A chunk is given back when the last piece in it is gone.
 
-    def __init__(self) -> None:
-        self._rest = torch.empty(0, dtype=torch.uint8)
+    Args:
+        chunk: bytes asked of the system at once, if a piece does not need more.
+    """
+
+    def __init__(self, chunk: int = CHUNK) -> None:
+        self._chunk = chunk
+        self._memory = mmap.mmap(-1, 1)
+        self._next = self._end = 0
 
     def take(self, nbytes: int) -> Tensor:
-        """uint8 [nbytes] of zeros, aligned to a cache line."""
-        size = -(-nbytes // ALIGNMENT) * ALIGNMENT
-        if size > self._rest.shape[0]:
-            self._rest = zeros(max(size, CHUNK))
-        piece, self._rest = self._rest[:nbytes], self._rest[size:]
+        """uint8 [nbytes] of zeros, aligned to a cache line; a storage of its own, which keeps the chunk."""
+        if nbytes == 0:
+            return torch.empty(0, dtype=torch.uint8)
+        if nbytes > self._end - self._next:
+            self._map(max(nbytes, self._chunk))
+        piece = torch.frombuffer(self._memory, dtype=torch.uint8, count=nbytes, offset=self._next)
+        self._next += -(-nbytes // ALIGNMENT) * ALIGNMENT
         return piece
+
+    def _map(self, nbytes: int) -> None:
+        self._memory = mmap.mmap(-1, nbytes + HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        if hasattr(mmap, "MADV_HUGEPAGE"):
+            self._memory.madvise(mmap.MADV_HUGEPAGE)
+        begin = torch.frombuffer(self._memory, dtype=torch.uint8, count=1).data_ptr()
+        self._next = -begin % HUGE_PAGE
+        self._end = self._next + nbytes

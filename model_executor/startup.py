@@ -126,8 +126,10 @@ def bring_up(
     table = table or (KernelTable if profiler is None else MarkedTable)(native=native)
     cache_dtype_name = _cache_dtype(config, dtype_name)
     cache_dtype = DTYPES[cache_dtype_name]
+    # The native kernels keep numbers narrow and compute in float32, where nothing overflows.
+    computed = dtype if native is None else torch.float32
     choose = Chooser(
-        *(table, dtype, device, config.cache.block_size),
+        *(table, computed, device, config.cache.block_size),
         int8=config.model.quantization == "int8",
         cache_dtype=cache_dtype,
     )
@@ -136,7 +138,7 @@ def bring_up(
         # Two pools of threads on the same cores wait for each other; what is left to torch is small.
         torch.set_num_threads(1)
     built = time.monotonic()
-    report = _load(config, model, spec, plan, progress)
+    report = _load(config, model, spec, plan, progress, None if computed == dtype else dtype)
     # The loader announces the end of the planning and the whole of the reading, and measures both.
     clock.seconds["plan"] = planned - began + report.seconds["plan"]
     clock.seconds["build"] = built - planned
@@ -235,11 +237,18 @@ def weight_bytes(model: torch.nn.Module) -> int:
     return sum(storages.values())
 
 
-def _load(config: EngineConfig, model: Decoder, spec: ModelSpec, plan: LayerPlan, progress: Progress) -> LoadReport:
+def _load(
+    config: EngineConfig,
+    model: Decoder,
+    spec: ModelSpec,
+    plan: LayerPlan,
+    progress: Progress,
+    rounded: torch.dtype | None,
+) -> LoadReport:
     folder = Path(config.model.model)
     if config.model.load_format == "dummy":
-        return dummy_weights(model, spec, plan, folder, config.model.seed, progress)
-    return load_weights(model, spec, plan, folder, progress)
+        return dummy_weights(model, spec, plan, folder, config.model.seed, progress, rounded=rounded)
+    return load_weights(model, spec, plan, folder, progress, rounded=rounded)
 
 
 def _cache_dtype(config: EngineConfig, dtype: Dtype) -> Dtype:

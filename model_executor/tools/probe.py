@@ -105,7 +105,7 @@ def _tensors(offline: Offline) -> Check:
     model, plan = offline.executor.model, offline.executor.plan
     names = family(offline.spec.architecture).names
     wanted = {p.name: p for p in (*outer_parameters(offline.spec, names), *block_parameters(offline.spec, plan, names))}
-    dtype = DTYPES[offline.executor.ready.dtype]
+    dtype = model.embedding.weight.dtype
     there = dict(model.named_parameters())
     packed = {name for name in wanted.keys() - there.keys() if _is_packed(model, name)}
     faults = [f"{name}: planned and not built" for name in sorted(wanted.keys() - there.keys() - packed)]
@@ -146,7 +146,7 @@ def _state(offline: Offline) -> Check:
     """The cache has a layer for each block that runs, of that block's size, and no more."""
     executor = offline.executor
     cache, layers = executor.cache, executor.plan.layers(offline.spec)
-    itemsize = DTYPES[executor.ready.dtype].itemsize
+    itemsize = DTYPES[executor.ready.kv_cache_dtype].itemsize
     # A block more for padding.
     rows = [(cache.pools[group] + 1) * cache.block_size for group in cache.group_of]
     wanted = [layer.attention.kv_elements * itemsize * count for layer, count in zip(layers, rows, strict=True)]

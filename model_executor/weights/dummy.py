@@ -30,7 +30,14 @@ BIAS_BOUND: Final = 0.02
 
 
 def dummy_weights(
-    model: Decoder, spec: ModelSpec, plan: LayerPlan, model_dir: Path, seed: int, progress: Progress
+    model: Decoder,
+    spec: ModelSpec,
+    plan: LayerPlan,
+    model_dir: Path,
+    seed: int,
+    progress: Progress,
+    *,
+    rounded: torch.dtype | None = None,
 ) -> LoadReport:
     """Draw all weights.
 
@@ -43,6 +50,7 @@ def dummy_weights(
         model_dir: the model folder, for the report.
         seed: of the run.
         progress: called with phase "plan" once and with phase "load" for each parameter.
+        rounded: see load_weights.
     """
     began = time.monotonic()
     names = family(spec.architecture).names
@@ -52,7 +60,7 @@ def dummy_weights(
     planned = time.monotonic()
     for done, parameter in enumerate(parameters):
         progress("load", done, len(parameters), "steps")
-        _draw(parameter, into[parameter.name], seed)
+        _draw(parameter, into[parameter.name], seed, rounded if parameter.dtype is None else None)
     progress("load", len(parameters), len(parameters), "steps")
     records = generated_records(parameters, dtype_of(model))
     return LoadReport(
@@ -71,14 +79,14 @@ def dummy_weights(
     )
 
 
-def _draw(parameter: Parameter, target: Tensor, seed: int) -> None:
+def _draw(parameter: Parameter, target: Tensor, seed: int, rounded: torch.dtype | None) -> None:
     if parameter.fill != "noise":
         target.fill_(parameter.fill == "ones")
         return
     first = 0
     for source in parameter.sources:
         for rows in _noise(source, seed):
-            place(target, rows, first, transposed=parameter.transposed)
+            place(target, rows, first, transposed=parameter.transposed, rounded=rounded)
             first += rows.shape[0]
 
 

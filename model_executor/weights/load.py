@@ -33,7 +33,15 @@ BUFFER_BYTES: Final = 16 * 2**20
 TORCH_DTYPES: Final = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 
 
-def load_weights(model: Decoder, spec: ModelSpec, plan: LayerPlan, model_dir: Path, progress: Progress) -> LoadReport:
+def load_weights(
+    model: Decoder,
+    spec: ModelSpec,
+    plan: LayerPlan,
+    model_dir: Path,
+    progress: Progress,
+    *,
+    rounded: torch.dtype | None = None,
+) -> LoadReport:
     """Load the plan's layers and what stands outside of the blocks.
 
     Memory beyond the parameters: a buffer of BUFFER_BYTES (or one row, if that is larger) and its converted copy.
@@ -44,6 +52,7 @@ def load_weights(model: Decoder, spec: ModelSpec, plan: LayerPlan, model_dir: Pa
         spec, plan: of the model.
         model_dir: the model folder.
         progress: called with phase "plan" once and with phase "load" as bytes are read.
+        rounded: what weights are rounded to that may be narrower than the model computes; None: they are not.
 
     Raises:
         CheckpointBroken: a file is missing or damaged.
@@ -62,7 +71,7 @@ def load_weights(model: Decoder, spec: ModelSpec, plan: LayerPlan, model_dir: Pa
         if not equal:
             model.untie()
             load = with_own_head(load, spec, names)
-    _copy_all(checkpoint, load, targets(model, load.parameters), progress)
+    _copy_all(checkpoint, load, targets(model, load.parameters), rounded, progress)
     dtype = dtype_of(model)
     records = loaded_records(load, dtype, tied=model.tied)
     return LoadReport(
@@ -88,24 +97,32 @@ def _ranges(checkpoint: Checkpoint, load: LoadPlan) -> Mapping[Path, list[tuple[
     return ranges
 
 
-def _copy_all(checkpoint: Checkpoint, load: LoadPlan, into: Mapping[str, Tensor], progress: Progress) -> None:
+def _copy_all(
+    checkpoint: Checkpoint,
+    load: LoadPlan,
+    into: Mapping[str, Tensor],
+    rounded: torch.dtype | None,
+    progress: Progress,
+) -> None:
     done, total = 0, load.bytes_to_read
     progress("load", 0, total, "bytes")
     buffer = Buffer()
     for file, steps in groupby(load.steps, key=lambda step: step.entry.file):
         with closing(Shard(checkpoint.path(file), buffer)) as shard:
             for step in steps:
-                for read in _copy(shard, step, into[step.parameter.name], checkpoint.folder):
+                narrow = rounded if step.parameter.dtype is None else None
+                for read in _copy(shard, step, into[step.parameter.name], narrow, checkpoint.folder):
                     done += read
                     progress("load", done, total, "bytes")
 
 
-def _copy(shard: Shard, step: Step, target: Tensor, folder: Path) -> Iterator[int]:
+def _copy(shard: Shard, step: Step, target: Tensor, rounded: torch.dtype | None, folder: Path) -> Iterator[int]:
     """Copy one tensor; gives the bytes of each portion."""
     first = step.offset
     for rows in shard.rows(step.entry):
-        if not place(target, rows, first, transposed=step.parameter.transposed):
-            fault = f"{step.entry.name} holds values that are not finite in {str(target.dtype).removeprefix('torch.')}"
+        if not place(target, rows, first, transposed=step.parameter.transposed, rounded=rounded):
+            dtype = str(rounded or target.dtype).removeprefix("torch.")
+            fault = f"{step.entry.name} holds values that are not finite in {dtype}"
             raise WeightsRefused(folder, mismatched=[fault])
         first += rows.shape[0]
         yield rows.nbytes

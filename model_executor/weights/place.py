@@ -36,8 +36,9 @@ def rows_at_once(shape: tuple[int, ...], item_bytes: int, limit: int) -> int:
     return max(1, limit // max(1, prod(shape[1:]) * item_bytes))
 
 
-def place(target: Tensor, rows: Tensor, first: int, *, transposed: bool) -> bool:
-    """Copy rows [n, ...] to first .. first + n - 1 of the parameter's output axis, in its dtype and on its device.
+def place(target: Tensor, rows: Tensor, first: int, *, transposed: bool, rounded: torch.dtype | None = None) -> bool:
+    """Copy rows [n, ...] to first .. first + n - 1 of the parameter's output axis, in its dtype and on its device;
+    before that they are `rounded` to a narrower one, if one is given.
 
     The output axis of a parameter of three axes, (experts, in, out), is that of all experts one after the other; rows
     are of one expert.
@@ -45,7 +46,7 @@ def place(target: Tensor, rows: Tensor, first: int, *, transposed: bool) -> bool
     Returns:
         Whether all of them are finite there.
     """
-    rows = rows.to(target.device)
+    rows = rows.to(target.device) if rounded is None else rows.to(target.device, rounded)
     if target.dim() == 3:  # (experts, in, out)
         expert, first = divmod(first, target.shape[2])
         target = target[expert]

@@ -13,6 +13,9 @@ from torch import Tensor
 from engine_core.wire.codec import pack_ids
 from engine_core.wire.executor import Row, SlotFill, StepPlan
 from model_executor import runner as runner_module
+from model_executor.device import DTYPES
+from model_executor.layers.linear import Linear
+from model_executor.native.linear import PackedProduct
 from model_executor.native.program import why_not
 from model_executor.sampler import Logprobs, SampleRows, sample
 from model_executor.startup import Executor
@@ -199,17 +202,26 @@ def test_a_model_without_a_program_says_why(name: str, tmp_path: Path) -> None:
     assert all(run(executor))
 
 
-@pytest.mark.parametrize(
-    ("heads", "dtype", "reason"),
-    [
-        (8, "auto", "the attention of a block is not computed by the library"),
-        (4, "bfloat16", "the attention of a block is not computed by the library"),
-    ],
-)
-def test_heads_and_dtypes_that_the_library_lacks(
-    heads: int, dtype: Literal["auto", "bfloat16"], reason: str, tmp_path: Path
-) -> None:
-    shape = Shape(hidden=64, layers=2, heads=heads, intermediate=48, vocab=VOCAB, max_position=256)
-    executor = bring_up_quietly(write_small(tmp_path / "model", shape), dtype=dtype, block_size=BLOCK_SIZE)
+def test_heads_that_the_library_lacks(tmp_path: Path) -> None:
+    shape = Shape(hidden=64, layers=2, heads=8, intermediate=48, vocab=VOCAB, max_position=256)
+    executor = bring_up_quietly(write_small(tmp_path / "model", shape), block_size=BLOCK_SIZE)
+    reason = "the attention of a block is not computed by the library"
     assert why_not(executor.model) == reason
     assert graphs_of(executor) == ("as_it_is", [reason])
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_a_narrow_dtype_rounds_weights_and_cache_and_computes_in_float32(
+    dtype: Literal["bfloat16", "float16"], tmp_path: Path
+) -> None:
+    folder = write_small(tmp_path / "model", SHAPE)
+    plain, narrow = bring_up_quietly(folder), bring_up_quietly(folder, dtype=dtype, block_size=BLOCK_SIZE)
+    assert graphs_of(narrow) == ("native_program", [])
+    assert (narrow.ready.dtype, narrow.ready.kv_cache_dtype) == (dtype, dtype)
+    exact, rounded = plain.model.embedding.weight, narrow.model.embedding.weight
+    assert rounded.dtype == torch.float32
+    assert torch.equal(rounded, exact.to(DTYPES[dtype]).float())
+    assert not torch.equal(rounded, exact)
+    products = [each.product for each in narrow.model.modules() if isinstance(each, Linear)]
+    assert {product.stored_as for product in products if isinstance(product, PackedProduct)} == {dtype}
+    assert all(run(narrow))

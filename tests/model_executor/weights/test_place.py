@@ -31,3 +31,11 @@ def test_what_is_not_finite_in_the_target_is_told(value: float) -> None:
     target = torch.zeros(2, 1, 2, dtype=torch.float16)
     assert not place(target, torch.tensor([[value], [1.0]]), 2, transposed=True)
     assert place(target, torch.tensor([[2.0], [1.0]]), 2, transposed=True)
+
+
+def test_rows_are_rounded_before_they_are_kept_wide() -> None:
+    rows = torch.tensor([[1 + 2.0**-9], [70000.0]])
+    target = torch.zeros(2, 1)
+    assert place(target, rows, 0, transposed=False, rounded=torch.bfloat16)
+    assert target.tolist() == [[1.0], [70144.0]]
+    assert not place(target, rows, 0, transposed=False, rounded=torch.float16)
