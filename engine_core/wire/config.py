@@ -30,7 +30,9 @@ class ModelOptions(Struct, frozen=True, forbid_unknown_fields=True):
     model: Annotated[str, Meta(description="folder of the model: config.json, *.safetensors, tokenizer")] = ""
     dtype: Annotated[
         Literal["auto", "float32", "bfloat16", "float16"],
-        Meta(description="of weights and activations; auto: float32 on CPU, the checkpoint's on CUDA"),
+        Meta(
+            description="of weights and activations, which stay in float32 on CPU; auto: float32 on CPU, the checkpoint's on CUDA"
+        ),
     ] = "auto"
     quantization: Annotated[
         Literal["none", "int8"],
