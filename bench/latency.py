@@ -32,6 +32,8 @@ from bench.samples import mean, percentile
 from bench.serve import WARMUP_SEED
 from bench.steps import read_steps
 
+# Prompts are read at full speed, so that the batch then generates as a whole.
+FULL_SPEED: Final = ("--mixed-prefill-token-threshold", "1000000")
 PERCENTILES: Final = (10, 50, 90, 99)
 TITLES: Final = (
     *("batch_size", "iterations", "avg_latency", "p50_latency", "p99_latency"),
@@ -65,7 +67,7 @@ def run(args: argparse.Namespace) -> int:
     batches = [random_requests(shape, args.batch_size, seed) for seed in seeds]
     with tempfile.TemporaryDirectory() as folder:
         trace = Path(folder) / "trace.json"
-        flags = ["--trace-file", str(trace), "--max-num-seqs", str(max(128, args.batch_size))]
+        flags = [*FULL_SPEED, "--trace-file", str(trace), "--max-num-seqs", str(max(128, args.batch_size))]
         kernels, loads = with_engine(args.serve, flags, functools.partial(_measure, batches))
         result = figures(args.batch_size, loads) | _gaps(trace, args.batch_size)
     record = make_record(
