@@ -112,7 +112,7 @@ def test_a_sentinel_of_other_products_is_not_compared(tmp_path: Path) -> None:
     assert recorded.returncode == 0, recorded.stdout + recorded.stderr
     plain = tercet("sentinel", "check", file, model)
     assert plain.returncode == 2
-    assert "another plan and is not compared: quantization int8, now none" in plain.stderr
+    assert "is not compared: kv_cache_dtype float16, now float32; quantization int8, now none" in plain.stderr
 
 
 def test_a_server_of_ones_own_ends_with_its_object(folder: Path) -> None:
