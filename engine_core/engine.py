@@ -210,10 +210,13 @@ class Engine:
     def _report_ready(self, ready: ExecutorReady) -> None:
         config = self._config
         log.info(
-            "ready: %s on %s, %s, model length %d, %d KV blocks of %d tokens, started in %.1f s",
+            "ready: %s on %s, %s, quantization %s, KV cache in %s, model length %d, %d KV blocks of %d tokens, "
+            "started in %.1f s",
             config.model.model,
             ready.device,
             ready.dtype,
+            config.model.quantization,
+            ready.kv_cache_dtype,
             ready.max_model_len,
             ready.num_kv_blocks,
             config.cache.block_size,
@@ -301,8 +304,9 @@ class Engine:
                 self._leaving |= client == self._drained_by
                 self._clients.remove(client, "bye")
             case Drain():
+                if not self._condition.draining:
+                    log.info("draining: new requests are refused")
                 self._condition.draining, self._drained_by = True, client
-                log.info("draining: new requests are refused")
             case Inspect():
                 self._clients.send(client, self._condition.inspect(message.seq))
 

@@ -189,7 +189,8 @@ def _too_small(blocks: int, group: GroupNeeds, needs: PoolNeeds, source: str) ->
     layers = "" if group.window is None else f" of the layers with a window of {group.window}"
     message = (
         f"max_model_len: {needs.max_model_len}: one sequence takes {needs.sequence_blocks(group)} KV blocks of"
-        f" {needs.block_size} tokens{layers}, and {source} gives {blocks}; --max-model-len {limit} would fit, or"
+        f" {needs.block_size} tokens{layers}, and {source} gives {blocks};"
+        f"{f' --max-model-len {limit} would fit, or' if limit else ' it takes'}"
         f" --num-kv-blocks {needs.enough_blocks}, or --kv-cache-memory-bytes {needs.enough_bytes}"
     )
     return MemoryTooSmall("max_model_len", needs.max_model_len, limit, message)

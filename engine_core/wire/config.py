@@ -31,7 +31,8 @@ class ModelOptions(Struct, frozen=True, forbid_unknown_fields=True):
     dtype: Annotated[
         Literal["auto", "float32", "bfloat16", "float16"],
         Meta(
-            description="of weights and activations, which stay in float32 on CPU; auto: float32 on CPU, the checkpoint's on CUDA"
+            description="of weights and activations, which stay in float32 on CPU; auto: float32 on CPU, the "
+            "checkpoint's on CUDA"
         ),
     ] = "auto"
     quantization: Annotated[

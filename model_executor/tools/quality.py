@@ -18,8 +18,10 @@ import torch
 from msgspec import structs
 from torch import Tensor
 
+from engine_core.wire.config import ModelOptions
 from engine_core.wire.evidence import Estimate, Passage, QualityReport
 from model_executor.errors import ConfigRefused, ToolMisused
+from model_executor.models.reader import read_spec
 from model_executor.tools.command import Parser, run_tool
 from model_executor.tools.evidence_file import add_json_flag, write_json
 from model_executor.tools.observe import FINAL_NORM, Observer
@@ -73,10 +75,10 @@ def measure(options: OfflineOptions, passage: Passage) -> QualityReport:
         ToolMisused: the passage is too short.
     """
     options = structs.replace(options, length=WINDOW, sequences=1, sample_vocab=passage.vocab, eager=True)
+    length = min(WINDOW, read_spec(options.folder, ModelOptions()).max_model_len)
+    windows = cut(passage, length)
     run = Offline(options)
     reference = Offline(structs.replace(options, dtype="float32", quantization="none", kv_cache_dtype="float32"))
-    length = min(WINDOW, run.executor.ready.max_model_len)
-    windows = cut(passage, length)
     decoded = min(DECODED, length // 2)
     parts = [
         compare(

@@ -71,6 +71,12 @@ def test_default_on_a_small_machine() -> None:
         size(CacheOptions(), free=5000)
 
 
+def test_no_length_is_advised_where_none_fits() -> None:
+    with pytest.raises(MemoryTooSmall, match="gives 0; it takes --num-kv-blocks") as caught:
+        size(CacheOptions(kv_cache_memory_bytes=10))
+    assert "--max-model-len" not in str(caught.value)
+
+
 def test_more_than_is_free_is_refused_with_what_fits() -> None:
     with pytest.raises(MemoryTooSmall) as caught:
         size(CacheOptions(num_kv_blocks=50), free=30_500)
