@@ -1,9 +1,25 @@
-/* What becomes of the sums of a product. */
+/* How the rows of a product are cut, and what becomes of its sums. */
 #ifndef TERCET_FINISH_H
 #define TERCET_FINISH_H
 
 #include "linear.h"
 #include "vector.h"
+
+/* Rows in blocks as equal as can be: the first `larger` hold a row more than `least`. */
+typedef struct {
+    long count, least, larger;
+} Blocks;
+
+INLINE Blocks cut_rows(long rows, long most) {
+    const long count = (rows + most - 1) / most;
+    return (Blocks){count, rows / count, rows % count};
+}
+
+INLINE long first_of(Blocks blocks, long index) {
+    return index * blocks.least + (index < blocks.larger ? index : blocks.larger);
+}
+
+INLINE int rows_of(Blocks blocks, long index) { return (int)(blocks.least + (index < blocks.larger)); }
 
 INLINE vf activate(long finish, vf gate) {
     if (finish == GATED_SILU) return gate / (1.0f + exponential(-gate));

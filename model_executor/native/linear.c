@@ -51,7 +51,7 @@ typedef struct {
     const Linear *linear;
     const float *x;
     long x_stride;
-    long blocks, least, larger; /* the first `larger` blocks hold a row more than `least` */
+    Blocks blocks;
     float *out;
     long out_stride;
     long panels;
@@ -156,11 +156,9 @@ static void finish_block(const Product *p, Rows block, long panel, long count, c
         for (long c = 0; c < count; c++) finish(p->linear, p->out + (block.first + r) * p->out_stride, panel + c, sums + r * stride + c * PANEL);
 }
 
-/* Rows are cut into blocks as equal as can be. */
 static Rows block_of(const Product *p, long index) {
-    long first = index * p->least + (index < p->larger ? index : p->larger);
-    int rows = (int)(p->least + (index < p->larger));
-    return (Rows){p->x + first * p->x_stride, p->x_stride, first, rows};
+    const long first = first_of(p->blocks, index);
+    return (Rows){p->x + first * p->x_stride, p->x_stride, first, rows_of(p->blocks, index)};
 }
 
 static long stretches(long inputs) { return (inputs + STRETCH - 1) / STRETCH; }
@@ -189,7 +187,7 @@ static void multiply_few(const Product *p, const char *panels, long panel_bytes,
     const bool direct = plain(p->linear, panel, count);
     for (long i = 0; i < stretches(inputs); i++) {
         const long begin = begin_of(inputs, i), end = begin_of(inputs, i + 1);
-        for (long b = 0; b < p->blocks; b++) {
+        for (long b = 0; b < p->blocks.count; b++) {
             Rows block = block_of(p, b);
             Stretch s = stretch_of(p, block, panel, begin, end, sums + block.first * stride, stride, direct);
             s.panels = panels + begin * PANEL * kind_bytes(kind);
@@ -200,7 +198,7 @@ static void multiply_few(const Product *p, const char *panels, long panel_bytes,
             else float16_rows(block, s, count);
         }
     }
-    for (long b = 0; b < p->blocks && !direct; b++) {
+    for (long b = 0; b < p->blocks.count && !direct; b++) {
         const Rows block = block_of(p, b);
         finish_block(p, block, panel, count, sums + block.first * stride, stride);
     }
@@ -266,7 +264,8 @@ static void multiply(void *context, long chunk, int thread) {
         return;
     }
     float sums[BAND_BLOCKS * MAX_ROWS * PANEL] __attribute__((aligned(64)));
-    const long band = chunk / groups, first = p->blocks * band / p->bands, last = p->blocks * (band + 1) / p->bands;
+    const long band = chunk / groups, first = p->blocks.count * band / p->bands,
+               last = p->blocks.count * (band + 1) / p->bands;
     for (long i = 0; i < count; i++) multiply_many(p, panels + i * panel_bytes, panel + i, first, last, sums);
 }
 
@@ -287,12 +286,10 @@ int linear_run(Pool *pool, const Linear *linear, const float *x, long x_stride, 
     Product p = {.linear = linear, .x = x, .x_stride = x_stride, .out = out, .out_stride = out_stride};
     if (rows == 0) return 0;
     if (linear->kind == INT8) return linear_int8_run(pool, linear, x, x_stride, rows, out, out_stride);
-    p.blocks = (rows + MAX_ROWS - 1) / MAX_ROWS;
-    p.least = rows / p.blocks;
-    p.larger = rows % p.blocks;
+    p.blocks = cut_rows(rows, MAX_ROWS);
     p.panels = (linear->outputs + PANEL - 1) / PANEL;
     p.group = linear_panels_a_chunk(p.panels, pool_threads(pool));
-    p.bands = rows < MANY_ROWS ? 0 : (p.blocks + BAND_BLOCKS - 1) / BAND_BLOCKS;
+    p.bands = rows < MANY_ROWS ? 0 : (p.blocks.count + BAND_BLOCKS - 1) / BAND_BLOCKS;
     pool_run(pool, multiply, &p, (p.panels + p.group - 1) / p.group * (p.bands ? p.bands : 1));
     return 0;
 }

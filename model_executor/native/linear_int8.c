@@ -102,7 +102,7 @@ typedef struct {
     const Linear *linear;
     const float *x;
     long x_stride, rows;
-    long blocks, least, larger; /* as of linear.c */
+    Blocks blocks;
     uint8_t *bytes;             /* blocks of rows, each [K / 4, rows, 4] */
     float *scale;               /* blocks of rows, each [groups, rows] */
     float *out;
@@ -117,9 +117,9 @@ typedef struct {
 } Rows;
 
 static Rows block_of(const Product *p, long index) {
-    const long first = index * p->least + (index < p->larger ? index : p->larger), inputs = p->linear->inputs;
+    const long first = first_of(p->blocks, index), inputs = p->linear->inputs;
     return (Rows){p->bytes + first * inputs, p->scale + first * (inputs / group_of(inputs)), first,
-                  (int)(p->least + (index < p->larger))};
+                  rows_of(p->blocks, index)};
 }
 
 /* A group of a row: turned, shrunk, and stored as quads that lie `stride` bytes apart. Gives the scale. */
@@ -249,9 +249,9 @@ static void multiply(void *context, long chunk, int thread) {
     const long count = panel + p->group <= p->panels ? p->group : p->panels - panel;
     const char *panels = (const char *)p->linear->panels + panel * panel_bytes(p->linear->inputs);
     /* With many blocks one panel stays in the first-level cache while they pass. */
-    const long step = p->blocks > 3 ? 1 : count;
+    const long step = p->blocks.count > 3 ? 1 : count;
     for (long done = 0; done < count; done += step)
-        for (long b = 0; b < p->blocks; b++)
+        for (long b = 0; b < p->blocks.count; b++)
             by_rows(p, block_of(p, b), panels + done * panel_bytes(p->linear->inputs), panel + done, step);
 }
 
@@ -259,9 +259,7 @@ static void multiply(void *context, long chunk, int thread) {
 int linear_int8_run(Pool *pool, const Linear *linear, const float *x, long x_stride, long rows, float *out,
                     long out_stride) {
     Product p = {.linear = linear, .x = x, .x_stride = x_stride, .rows = rows, .out = out, .out_stride = out_stride};
-    p.blocks = (rows + MAX_ROWS - 1) / MAX_ROWS;
-    p.least = rows / p.blocks;
-    p.larger = rows % p.blocks;
+    p.blocks = cut_rows(rows, MAX_ROWS);
     p.panels = (linear->outputs + PANEL - 1) / PANEL;
     p.group = linear_panels_a_chunk(p.panels, pool_threads(pool));
     const size_t scale_bytes = rows * (linear->inputs / group_of(linear->inputs)) * sizeof(float);
@@ -269,7 +267,7 @@ int linear_int8_run(Pool *pool, const Linear *linear, const float *x, long x_str
     if (!room) return -1;
     p.scale = (float *)room;
     p.bytes = (uint8_t *)room + scale_bytes;
-    if (p.blocks > 1) pool_run(pool, pack_block, &p, p.blocks);
+    if (p.blocks.count > 1) pool_run(pool, pack_block, &p, p.blocks.count);
     else pack_block(&p, 0, 0);
     pool_run(pool, multiply, &p, (p.panels + p.group - 1) / p.group);
     return 0;
