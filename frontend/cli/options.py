@@ -212,5 +212,7 @@ def build(root: type[C], values: Mapping[str, object], source: str) -> C:
         return msgspec.convert(values, root)
     except msgspec.ValidationError as error:
         found = re.search(r"unknown field `(.*?)`", str(error))
-        hint = nearest(found[1], [option.path[-1] for option in options(root)]) if found else ""
+        places = {option.path[-1]: ".".join(option.path) for option in options(root)}
+        close = difflib.get_close_matches(found[1], list(places), n=1, cutoff=0.5) if found else []
+        hint = f"; did you mean {places[close[0]]}?" if close else ""
         raise UsageError(f"{source}: {error}{hint}") from error

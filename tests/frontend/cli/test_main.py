@@ -105,7 +105,8 @@ def test_the_printed_configuration_can_be_read_again(tmp_path: Path, capsys: pyt
 @pytest.mark.parametrize(
     ("values", "words"),
     [
-        ({"http": {"prot": 1}}, ["prot", "did you mean port?"]),
+        ({"http": {"prot": 1}}, ["prot", "did you mean http.port?"]),
+        ({"engine": {"kv_cache_dtype": "float16"}}, ["did you mean engine.cache.kv_cache_dtype?"]),
         ({"http": {"port": -1}}, ["http.port"]),
         ({"version": 2}, ["version"]),
         ({"engine": {"model": {"dtype": "x"}}}, ["dtype"]),
