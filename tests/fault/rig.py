@@ -100,7 +100,7 @@ class Rig:
 
     def get(self, path: str) -> httpx.Response:
         """GET a path."""
-        with httpx.Client(trust_env=False, timeout=20) as client:
+        with httpx.Client(trust_env=False, verify=False, timeout=20) as client:
             return client.get(f"{self.url}{path}")
 
     def health(self) -> tuple[int, str]:

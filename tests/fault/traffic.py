@@ -158,7 +158,8 @@ class Traffic:
         return sum(not request.ended.is_set() for request in self.requests)
 
     def _http(self, request: Request) -> None:
-        with httpx.Client(base_url=self._url, trust_env=False, timeout=ANSWER_S) as http:
+        # To verify, each client would first read all certificates: 30 ms, in which the moment to meet may pass.
+        with httpx.Client(base_url=self._url, trust_env=False, verify=False, timeout=ANSWER_S) as http:
             if request.kind == "stream":
                 with http.stream("POST", "/v1/completions", json=request.body()) as answer:
                     self._read_stream(request, answer)

@@ -29,7 +29,7 @@ class Watch:
         self._thread.start()
 
     def _run(self) -> None:
-        with httpx.Client(base_url=self._url, trust_env=False, timeout=10.0) as http:
+        with httpx.Client(base_url=self._url, trust_env=False, verify=False, timeout=10.0) as http:
             while not self._done.wait(0.02):
                 try:
                     well = http.get("/health").status_code == 200
