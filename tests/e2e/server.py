@@ -93,7 +93,7 @@ class Server:
         def ready() -> bool:
             assert self.process.poll() is None, self.log()
             try:
-                return httpx.get(f"{url}/ready", timeout=5).status_code == 200
+                return httpx.get(f"{url}/ready", timeout=5, verify=False).status_code == 200
             except httpx.TransportError:
                 return False
 
@@ -109,7 +109,7 @@ class Server:
 
     def post(self, path: str, body: Mapping[str, Any], **options: Any) -> httpx.Response:
         """POST a JSON body."""
-        return httpx.post(f"{self.url}{path}", json=body, timeout=60, **options)
+        return httpx.post(f"{self.url}{path}", json=body, timeout=60, verify=False, **options)
 
     def children(self) -> list[psutil.Process]:
         """Processes below the frontend, nearest first."""

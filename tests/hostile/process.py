@@ -67,7 +67,7 @@ class Served:
         try:
             until("an address", self._has_address, 60.0)
             self.url = self.log().split("listening on ")[1].split()[0]
-            self.http = httpx.Client(base_url=self.url, timeout=20, trust_env=False)
+            self.http = httpx.Client(base_url=self.url, timeout=20, trust_env=False, verify=False)
             until("ready", lambda: self.http.get("/ready").status_code == 200, 60.0)
         except (AssertionError, httpx.TransportError):
             sys.stderr.write(self.log())
