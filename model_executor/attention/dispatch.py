@@ -196,7 +196,7 @@ class Chooser:
         dtype: of activations.
         device: that the model runs on.
         block_size: tokens a KV block.
-        int8: whether products, the head among them, are computed in int8.
+        int8: whether the products of blocks are computed in int8.
         cache_dtype: of the KV cache; None: dtype.
     """
 
@@ -276,9 +276,12 @@ class Chooser:
         )
         return self._table.experts(problem)
 
-    def linear(self, inputs: int, outputs: int, *, bias: bool, gate: Activation | None = None) -> Linear:
-        """A linear map; see LinearProblem."""
-        problem = LinearProblem(self.device.type, self.dtype, inputs, outputs, bias, gate, self._int8)
+    def linear(
+        self, inputs: int, outputs: int, *, bias: bool, gate: Activation | None = None, exact: bool = False
+    ) -> Linear:
+        """See KernelChooser."""
+        int8 = self._int8 and not exact
+        problem = LinearProblem(self.device.type, self.dtype, inputs, outputs, bias, gate, int8)
         kernel = self._table.linear(problem)
         return Linear(inputs, outputs, bias=bias, dtype=self.dtype, device=self.device, gate=gate, kernel=kernel)
 

@@ -60,8 +60,10 @@ class KernelChooser(Protocol):
         """The kernel of a mixture of experts."""
         ...
 
-    def linear(self, inputs: int, outputs: int, *, bias: bool, gate: Activation | None = None) -> Linear:
-        """A linear map; see LinearProblem."""
+    def linear(
+        self, inputs: int, outputs: int, *, bias: bool, gate: Activation | None = None, exact: bool = False
+    ) -> Linear:
+        """A linear map, see LinearProblem; an `exact` one is never computed in int8."""
         ...
 
     def norm(self, spec: NormSpec, size: int) -> RmsNorm:

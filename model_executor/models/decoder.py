@@ -89,7 +89,7 @@ class Decoder(nn.Module):
         self.blocks = nn.ModuleList(_block(layer, spec.hidden_size, choose) for layer in layers)
         self.norm = choose.norm(spec.norm, spec.hidden_size)
         self.final_soft_cap = spec.final_soft_cap
-        self.head: Linear | TiedHead = choose.linear(spec.hidden_size, spec.vocab_size, bias=False)
+        self.head: Linear | TiedHead = choose.linear(spec.hidden_size, spec.vocab_size, bias=False, exact=True)
         if spec.tie:
             self.head = TiedHead(self.embedding, self.head.kernel)
         ropes = tuple(dict.fromkeys(layer.attention.rope for layer in layers))
