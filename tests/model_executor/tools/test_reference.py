@@ -51,19 +51,21 @@ def test_the_bound_of_a_narrow_dtype_is_measured(tmp_path: Path) -> None:
 
 
 def test_products_in_int8_are_those_of_torch(tmp_path: Path) -> None:
-    """What a kernel keeps of a weight is digested in its place; others may be off by the error of int8."""
+    """All but the head. What a kernel keeps of a weight is digested in its place; others may be off by the error of
+    int8.
+    """
     model = write_rand(tmp_path / "model", shape=Shape(hidden=64, layers=2, intermediate=64))
     plain, whole = run(model, tmp_path / "a"), run(model, tmp_path / "b", "--quantization", "int8")
     assert (plain.identity.quantization, whole.identity.quantization) == ("none", "int8")
-    assert {line.rpartition(": ")[2] for line in whole.environment.kernels if line.startswith("linear")} == {
-        "torch_int8"
-    }
+    linear = [line for line in whole.environment.kernels if line.startswith("linear")]
+    assert [line.rpartition(": ")[2] for line in linear if "in int8" in line] == ["torch_int8"] * (len(linear) - 1)
+    assert len(linear) > 2
     assert plain.bound == reference.FLOAT32_BOUND
     assert 10 * reference.FLOAT32_BOUND < whole.bound < 1.0
     before, after = _by_name(plain), _by_name(whole)
     assert before.keys() == after.keys()
     other = {name for name, each in before.items() if each.digest != after[name].digest}
-    assert other == {name for name in before if name.startswith("blocks") and "norm" not in name} | {"head.weight"}
+    assert other == {name for name in before if name.startswith("blocks") and "norm" not in name}
     assert all(each.sources == after[name].sources for name, each in before.items())
 
 
