@@ -85,24 +85,4 @@ INLINE vf hyperbolic_tangent(vf x) {
     return pick((s < 0.04f), near, far);
 }
 
-/* Turn 16 rows of 16 into 16 columns: four rounds, each swapping blocks of half the size of the last. */
-INLINE void transpose(vf t[LANES]) {
-#define SWAP_ROUND(WIDTH, LOW, HIGH)                          \
-    _Pragma("GCC unroll 16") for (int i = 0; i < LANES; i++) { \
-        if (i & WIDTH) continue;                               \
-        vf a = t[i], b = t[i + WIDTH];                         \
-        t[i] = __builtin_shuffle(a, b, LOW);                   \
-        t[i + WIDTH] = __builtin_shuffle(a, b, HIGH);          \
-    }
-    SWAP_ROUND(8, ((vi){0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23}),
-               ((vi){8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31}))
-    SWAP_ROUND(4, ((vi){0, 1, 2, 3, 16, 17, 18, 19, 8, 9, 10, 11, 24, 25, 26, 27}),
-               ((vi){4, 5, 6, 7, 20, 21, 22, 23, 12, 13, 14, 15, 28, 29, 30, 31}))
-    SWAP_ROUND(2, ((vi){0, 1, 16, 17, 4, 5, 20, 21, 8, 9, 24, 25, 12, 13, 28, 29}),
-               ((vi){2, 3, 18, 19, 6, 7, 22, 23, 10, 11, 26, 27, 14, 15, 30, 31}))
-    SWAP_ROUND(1, ((vi){0, 16, 2, 18, 4, 20, 6, 22, 8, 24, 10, 26, 12, 28, 14, 30}),
-               ((vi){1, 17, 3, 19, 5, 21, 7, 23, 9, 25, 11, 27, 13, 29, 15, 31}))
-#undef SWAP_ROUND
-}
-
 #endif

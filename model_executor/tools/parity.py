@@ -19,21 +19,23 @@ from pathlib import Path
 from typing import Final
 
 import torch
+from msgspec import structs
 from torch import Tensor
 
 from engine_core.wire.evidence import Boundary, Disagreement, PackEntry, ParityReport
 from model_executor.device import DTYPES
 from model_executor.errors import ToolMisused
 from model_executor.models.spec import ModelSpec
-from model_executor.tools.command import Parser, add_layer_flags, run_tool
+from model_executor.tools.command import Parser, run_tool
 from model_executor.tools.cutter import SHARD_BYTES, CutOptions, check_output, plan_cut, write_cut
 from model_executor.tools.distance import AGREEMENT, FACTOR, RULE, boundaries, first_place, floor, lead
 from model_executor.tools.evidence_file import add_json_flag, write_json
 from model_executor.tools.model import open_model
 from model_executor.tools.observe import FINAL_NORM, LOGITS, Observer, block_names
-from model_executor.tools.offline import Offline, OfflineOptions
+from model_executor.tools.offline import Offline
 from model_executor.tools.pack import LENGTHS, PACK, make_pack
 from model_executor.tools.parity_text import parity_lines
+from model_executor.tools.run_flags import add_model_flags, model_options
 from model_executor.tools.transformers_reference import TransformersReference
 
 EXIT_FAILED: Final = 1
@@ -265,11 +267,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _report(args: argparse.Namespace) -> ParityReport:
     folder = Path(args.model)
-    options = OfflineOptions(
-        folder=folder,
-        layers=args.layers,
-        allow_missing_classes=args.allow_missing_classes,
-        dtype=args.dtype,
+    options = structs.replace(
+        model_options(args),
         length=max(LENGTHS) + COUNT + 1,
         sequences=min(args.samples, len(LENGTHS)),
         sample_vocab=args.sample_vocab,
@@ -290,10 +289,8 @@ def _parser() -> Parser:
         "sequences. Of some blocks a cut is made for the reference meanwhile, in the folder for temporary files. "
         "Exit codes: 0 pass; 1 fail; 2 a flag is wrong; 3 the model is refused.",
     )
-    parser.add_argument("model", metavar="MODEL_DIR", help="model folder")
-    add_layer_flags(parser, "full")
+    add_model_flags(parser)
     parser.add_argument("--reference", choices=("transformers",), default="transformers", help="the other engine")
-    parser.add_argument("--dtype", choices=("auto", *DTYPES), default="auto", help="of the run (default: auto)")
     parser.add_argument(
         "--samples", metavar="N", type=_count, default=8, help="token sequences, 1 to 1000 (default: 8)"
     )

@@ -27,11 +27,12 @@ from engine_core.wire.executor import Row, StepResult
 from model_executor.device import DTYPES
 from model_executor.layers.routing import Router, Routing
 from model_executor.models.registry import family
-from model_executor.tools.command import Parser, add_layer_flags, run_tool
+from model_executor.tools.command import Parser, run_tool
 from model_executor.tools.evidence_file import add_json_flag, write_json
 from model_executor.tools.observe import EMBEDDING, FINAL_NORM, Observer, block_names
 from model_executor.tools.offline import Offline, OfflineOptions
 from model_executor.tools.pack import make_pack
+from model_executor.tools.run_flags import add_model_flags, model_options
 from model_executor.weights.parameters import block_parameters, outer_parameters
 
 Kind = Literal["prefill", "decode"]
@@ -328,22 +329,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _options(args: argparse.Namespace) -> OfflineOptions:
-    return OfflineOptions(
-        folder=Path(args.model),
-        layers=args.layers,
-        allow_missing_classes=args.allow_missing_classes,
-        dtype=args.dtype,
-        length=CONTEXT + 1,
-        sequences=1,
-        sample_vocab=args.sample_vocab,
-    )
+    return structs.replace(model_options(args), length=CONTEXT + 1, sequences=1, sample_vocab=args.sample_vocab)
 
 
 def _parser() -> Parser:
     parser = Parser(prog="tercet report", description="Look into an executor that the production path brought up.")
-    parser.add_argument("model", metavar="MODEL_DIR", help="model folder")
-    add_layer_flags(parser, "full")
-    parser.add_argument("--dtype", choices=("auto", *DTYPES), default="auto", help="computed in (default: auto)")
+    add_model_flags(parser)
     parser.add_argument("--sample-vocab", metavar="N", type=int, help="ids that may be chosen (default: all)")
     add_json_flag(parser)
     return parser
