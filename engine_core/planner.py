@@ -17,15 +17,13 @@ from typing import Final
 
 from engine_core.admission import Limits
 from engine_core.flight import Draft
-from engine_core.policy import BYPASS_S, MAX_BYPASS, BatchGate, RetryEstimate
+from engine_core.policy import BYPASS_S, MAX_BYPASS, BatchGate, MixedShare, RetryEstimate
 from engine_core.roster import Lacking, Roster
 from engine_core.sequence import Sequence, Status
 from engine_core.wire.config import SchedulerOptions
 
 # One part in so many of the budget is kept for a request that could start.
 START_SHARE: Final = 4
-# One part in so many of the budget is for prompts beside sequences that generate.
-MIXED_SHARE: Final = 4
 
 
 class Planner:
@@ -46,7 +44,7 @@ class Planner:
         self._roster = roster
         self._budget = limits.max_num_batched_tokens
         self.chunk_cap: Final = options.long_prefill_token_threshold or max(1, self._budget // 2)
-        self._mixed: Final = options.mixed_prefill_token_threshold or max(1, self._budget // MIXED_SHARE)
+        self._mixed = MixedShare(self._budget, options.mixed_prefill_token_threshold)
         self._displaces = options.scheduling_policy == "priority" and options.batching == "continuous"
         self._windows = any(group.window is not None for group in limits.kv_groups)
         self._gate = BatchGate(options.batching)
@@ -95,11 +93,13 @@ class Planner:
 
     def _budget_beside(self, rows: list[Sequence]) -> int:
         """Tokens of a step with these rows: all there may be, unless some of the rows generate."""
-        generating = sum(seq.total - seq.computed == 1 for seq in rows)
+        left = [seq.total - seq.computed for seq in rows]
+        generating = left.count(1)
         if not generating:
             return self._budget
+        waiting = sum(left) - generating + (self._roster.queue.tokens if self._roster.has_row() else 0)
         # Each row that runs gets a token, prompts too.
-        return min(self._budget, max(len(rows), generating + self._mixed))
+        return min(self._budget, max(len(rows), generating + self._mixed.tokens(generating, waiting)))
 
     def _plan_running(self, rows: list[Sequence], draft: Draft) -> None:
         kept = self._kept_for_start(draft.budget)

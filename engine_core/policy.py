@@ -26,6 +26,10 @@ MAX_BYPASS: Final = 16
 BYPASS_S: Final = 5.0
 # Requests looked at behind a first that lacks blocks: so many in order, and as many more by turns.
 BYPASS_WINDOW: Final = 16
+# Sequences that generate beside which prompts may have as much as the budget of a step without any.
+MIXED_ROWS: Final = 96
+# Steps in which what waits to be read is to be read.
+MIXED_STEPS: Final = 32
 
 Policy = Literal["fcfs", "priority"]
 Batching = Literal["continuous", "static"]
@@ -180,6 +184,35 @@ class BatchGate:
     def admits(self, seq: Sequence) -> bool:
         """Whether the sequence may start now."""
         return self._open or seq.status is Status.PREEMPTED
+
+
+class MixedShare:
+    """How many tokens prompts get in a step beside sequences that generate, whose next tokens wait for them.
+
+    The more sequences generate, the longer is a step without prompts and the less a longer one is felt; so prompts get
+    a number of tokens for each of them. Where that is too little for the prompts that come in, these would pile up and
+    fewer and fewer sequences would generate; so prompts get no less than reads what waits in MIXED_STEPS steps.
+
+    Args:
+        budget: tokens of a step.
+        fixed: how many, whatever waits; 0: as said, between a sixteenth and a half of the budget.
+    """
+
+    def __init__(self, budget: int, fixed: int) -> None:
+        self._budget = budget
+        self._fixed = fixed
+
+    def tokens(self, generating: int, waiting: int) -> int:
+        """Of prompts in the next step; at least 1.
+
+        Args:
+            generating: sequences that generate.
+            waiting: tokens that are to be read, those of requests that could start included.
+        """
+        if self._fixed:
+            return self._fixed
+        wanted = max(self._budget * generating // MIXED_ROWS, waiting // MIXED_STEPS, self._budget // 16)
+        return max(1, min(wanted, self._budget // 2))
 
 
 class RetryEstimate:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from engine_core.admission import Limits
 from engine_core.flight import Draft
-from engine_core.planner import MIXED_SHARE, START_SHARE, Planner
+from engine_core.planner import START_SHARE, Planner
+from engine_core.policy import MIXED_STEPS
 from engine_core.roster import Roster
 from engine_core.sequence import Sequence
 from engine_core.wire.config import CacheOptions, SchedulerOptions
@@ -53,15 +54,28 @@ def test_decode_and_prefill_share_a_step() -> None:
     assert engine.plan() == {1: 1, 2: 5}
 
 
-def test_prompts_beside_sequences_that_generate_share_a_quarter_of_the_budget() -> None:
-    engine = Engine(mixed=0)
+def test_prompts_beside_sequences_that_generate_get_part_of_the_budget() -> None:
+    engine = Engine(budget=96, mixed=0)
     engine.add(prompt(2, 1), prompt(3, 2))
     assert engine.plan() == {1: 2, 2: 3}
     engine.add(prompt(40, 3))
-    assert engine.plan() == {1: 1, 2: 1, 3: 16 // MIXED_SHARE}
+    assert engine.plan() == {1: 1, 2: 1, 3: 96 // 16}
     engine.add(prompt(40, 4))
     # A share of the step is kept for the one that starts.
-    assert engine.plan() == {1: 1, 2: 1, 3: 3, 4: 1}
+    assert engine.plan() == {1: 1, 2: 1, 3: 4, 4: 2}
+
+
+def test_many_waiting_tokens_get_more_of_the_step_if_their_requests_could_start() -> None:
+    engine = Engine(budget=96, rows=3, mixed=0)
+    engine.add(prompt(2, 1))
+    engine.plan()
+    engine.add(*(prompt(40, order) for order in range(2, 12)))
+    planned = engine.plan()
+    assert planned[1] == 1
+    assert sum(planned.values()) == 1 + 400 // MIXED_STEPS
+    engine.plan()
+    # No row is left: the queue does not matter.
+    assert sum(engine.plan().values()) == 1 + 96 // 16
 
 
 def test_the_share_of_prompts_beside_sequences_that_generate_can_be_set() -> None:

@@ -8,7 +8,10 @@ from engine_core.policy import (
     AGEING_S,
     AGEING_SHARE,
     BYPASS_WINDOW,
+    MIXED_ROWS,
+    MIXED_STEPS,
     BatchGate,
+    MixedShare,
     RetryEstimate,
     RunningRows,
     WaitingQueue,
@@ -169,3 +172,27 @@ def test_retry_follows_the_rate_of_starts() -> None:
     assert estimate.seconds(40, 10.0) == pytest.approx(10.0)
     assert estimate.seconds(1, 10.0) == 1.0
     assert estimate.seconds(10_000, 10.0) == 60.0
+
+
+@pytest.mark.parametrize(
+    ("generating", "waiting", "expected"),
+    [
+        (1, 10, 32),
+        (8, 10, 512 * 8 // MIXED_ROWS),
+        (8, 50 * MIXED_STEPS, 50),
+        (8, 10**9, 256),
+        (10**4, 10, 256),
+    ],
+)
+def test_prompts_get_more_beside_more_that_generate_and_when_more_wait(
+    generating: int, waiting: int, expected: int
+) -> None:
+    assert MixedShare(512, 0).tokens(generating, waiting) == expected
+
+
+def test_the_share_of_prompts_can_be_fixed() -> None:
+    assert {MixedShare(512, 77).tokens(g, w) for g in (1, 50) for w in (1, 10**6)} == {77}
+
+
+def test_prompts_get_a_token_of_the_smallest_budget() -> None:
+    assert MixedShare(1, 0).tokens(1, 1) == 1
