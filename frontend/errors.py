@@ -16,6 +16,7 @@ FrontendError
 │   ├── MethodUnknown       no such method on the path
 │   ├── Unauthorized        no valid API key
 │   ├── BodyTooLarge        more bytes than --max-body-bytes
+│   ├── BodyEncoded         a body with a content-encoding
 │   ├── NotReady            the engine loads, recovers or drains
 │   ├── ServerStopping      the server ends before the answer did
 │   ├── RequestRejected     the engine core did not take the submission
@@ -162,6 +163,21 @@ class BodyTooLarge(RequestError):
     def __init__(self, limit: int) -> None:
         super().__init__(f"the request body is larger than {limit} bytes (--max-body-bytes)", code="body_too_large")
         self.limit = limit
+
+
+class BodyEncoded(RequestError):
+    """A body with a content-encoding.
+
+    Args:
+        given: the header.
+    """
+
+    def __init__(self, given: str) -> None:
+        super().__init__(
+            f"content-encoding: {shown(given)} is not taken, only identity: the body as it is",
+            code="unsupported_content_encoding",
+        )
+        self.given = given
 
 
 class NotReady(RequestError):

@@ -37,7 +37,7 @@ class Endpoint:
 
         Raises:
             NotReady: they are not.
-            BodyTooLarge, ClientGone: of the body.
+            BodyEncoded, BodyTooLarge, ClientGone: of the body.
         """
         exchange = Exchange(scope, receive, send, self.service.running)
         self.service.ready_client()

@@ -25,6 +25,7 @@ TABLE: Final[tuple[tuple[type[FrontendError], int, str], ...]] = (
     (errors.MethodUnknown, 405, INVALID),
     (errors.Unauthorized, 401, "authentication_error"),
     (errors.BodyTooLarge, 413, INVALID),
+    (errors.BodyEncoded, 415, INVALID),
     (errors.NotReady, 503, UNAVAILABLE),
     (errors.ServerStopping, 503, UNAVAILABLE),
     (errors.InvalidRequest, 400, INVALID),
@@ -91,6 +92,8 @@ def _headers(error: FrontendError) -> dict[str, str]:
         headers["retry-after"] = str(max(1, math.ceil(wait)))
     if isinstance(error, errors.Unauthorized):
         headers["www-authenticate"] = 'Bearer realm="tercet"'
+    if isinstance(error, errors.BodyEncoded):
+        headers["accept-encoding"] = "identity"
     if isinstance(error, (errors.BodyTooLarge, errors.ServerStopping)):
         headers |= CLOSE
     return headers

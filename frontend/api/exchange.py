@@ -13,7 +13,7 @@ from starlette.types import Receive, Scope, Send
 
 from frontend.api.running import Cuttable, Running
 from frontend.api.ticket import KEY, Ticket
-from frontend.errors import BodyTooLarge, ClientGone, FrontendError, InvalidRequest
+from frontend.errors import BodyEncoded, BodyTooLarge, ClientGone, FrontendError, InvalidRequest
 
 T = TypeVar("T")
 
@@ -48,9 +48,11 @@ class Exchange:
         """The whole body.
 
         Raises:
+            BodyEncoded: it has a content-encoding; nothing of it is read.
             BodyTooLarge: it is, or says it is, larger than `limit` bytes.
             ClientGone: the client left before the end.
         """
+        self._check_encoding()
         self._check_length(limit)
         chunks: list[bytes] = []
         size = 0
@@ -65,6 +67,11 @@ class Exchange:
             chunks.append(chunk)
             if not message.get("more_body", False):
                 return b"".join(chunks)
+
+    def _check_encoding(self) -> None:
+        given = ",".join(self.headers.getlist("content-encoding"))
+        if any(each.strip().lower() not in ("", "identity") for each in given.split(",")):
+            raise BodyEncoded(given)
 
     def _check_length(self, limit: int) -> None:
         text = self.headers.get("content-length")

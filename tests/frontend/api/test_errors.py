@@ -35,6 +35,7 @@ def test_every_rejection_has_a_status() -> None:
         (errors.ContextTooLong(9, 8, "prompt"), 400, "context_length_exceeded"),
         (errors.ModelUnknown("a", "b"), 404, "model_not_found"),
         (errors.BodyTooLarge(10), 413, "body_too_large"),
+        (errors.BodyEncoded("gzip"), 415, "unsupported_content_encoding"),
         (errors.NotReady("loading", "", 2.0), 503, "not_ready"),
         (errors.ServerStopping(), 503, "shutting_down"),
         (errors.EngineDead("gone"), 503, "internal"),
@@ -57,3 +58,4 @@ def test_headers_that_tell_more() -> None:
     assert error_response(errors.NotReady("loading", "", 1.2)).headers["retry-after"] == "2"
     assert error_response(errors.Unauthorized("no")).headers["www-authenticate"].startswith("Bearer")
     assert error_response(errors.BodyTooLarge(1)).headers["connection"] == "close"
+    assert error_response(errors.BodyEncoded("br")).headers["accept-encoding"] == "identity"

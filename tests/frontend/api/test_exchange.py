@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import socket
 import struct
@@ -112,6 +113,34 @@ def test_bodies_over_the_limit(tmp_path: Path) -> None:
             connection.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 500000000\r\n\r\n")
             assert connection.recv(1000).startswith(b"HTTP/1.1 413 ")
         assert live.complete("a", max_tokens=1)["choices"]
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+@pytest.mark.parametrize(
+    "given", ["gzip", "x-gzip", "deflate", "br", "zstd", "GZIP", "gzip, identity", "identity,br", "?"]
+)
+def test_an_encoded_body_is_refused_as_such(slow: LiveServer, path: str, given: str) -> None:
+    body = gzip.compress(b'{"prompt": "a", "messages": [{"role": "user", "content": "a"}]}')
+    answer = slow.post(path, body, content_encoding=given)
+    assert answer.status_code == 415
+    error = strict(answer.content)["error"]
+    assert error["type"] == "invalid_request_error"
+    assert error["code"] == "unsupported_content_encoding"
+    assert repr(given) in error["message"]
+
+
+@pytest.mark.parametrize("given", ["", "identity", "Identity", "identity, identity"])
+def test_a_body_as_it_is_may_say_so(slow: LiveServer, given: str) -> None:
+    assert slow.post("/v1/completions", {"prompt": "a", "max_tokens": 1}, content_encoding=given).status_code == 200
+
+
+def test_an_encoded_body_is_refused_before_it_is_read(slow: LiveServer) -> None:
+    host, port = slow.url.removeprefix("http://").split(":")
+    head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n"
+    with socket.create_connection((host, int(port)), timeout=10) as connection:
+        # An encoding may stand in a header of its own.
+        connection.sendall(head + b"content-encoding: identity\r\ncontent-encoding: gzip\r\n\r\n")
+        assert connection.recv(1000).startswith(b"HTTP/1.1 415 ")
 
 
 def test_an_answer_nobody_reads_is_cut(tmp_path: Path) -> None:
