@@ -107,6 +107,18 @@ class PlanIdentity(Struct, frozen=True):
     sample_vocab: int
     quantization: str = "none"
 
+    @property
+    def narrowed(self) -> bool:
+        """Whether products or the cache are in narrower numbers than the rest."""
+        return self.quantization != "none" or self.kv_cache_dtype != self.dtype
+
+    @property
+    def numbers(self) -> str:
+        """What it computes with, as text."""
+        products = "" if self.quantization == "none" else f" with products in {self.quantization}"
+        kept = "" if self.kv_cache_dtype == self.dtype else f", keys and values in {self.kv_cache_dtype}"
+        return f"{self.dtype}{products}{kept}"
+
 
 class PackEntry(Struct, frozen=True):
     """One token sequence of a pack."""
@@ -186,7 +198,7 @@ class Boundary(Struct, frozen=True):
     Attributes:
         place: "embedding", "block 2 <- 7 CLASS", "final norm" or "logits".
         run: Tercet's distance from the wider reference.
-        noise: distance of the reference in the run's dtype from the wider one.
+        noise: distance of the reference in the run's numbers from the wider one.
         within: whether `run` keeps the rule.
     """
 

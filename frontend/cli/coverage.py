@@ -14,7 +14,7 @@ EXIT_FAILED: Final = 1
 
 def add_parser(subparsers: argparse._SubParsersAction[Any]) -> None:
     """Declare `tercet coverage`."""
-    from frontend.proof.options import add_model_flags, add_precision_flags
+    from frontend.proof.options import add_model_flags
 
     parser = subparsers.add_parser(
         "coverage",
@@ -25,7 +25,6 @@ def add_parser(subparsers: argparse._SubParsersAction[Any]) -> None:
         allow_abbrev=False,
     )
     add_model_flags(parser)
-    add_precision_flags(parser)
     parser.add_argument("--json", metavar="FILE", help="write the report as JSON too")
 
 
@@ -39,8 +38,7 @@ def run(args: argparse.Namespace) -> int:
     model = Path(args.model)
     try:
         vocab = load_tokenizer(model).vocab_size
-        flags = ["--dtype", args.dtype, *precision_flags(args)]
-        report = cover(model, layer_flags(args), flags, vocab).report
+        report = cover(model, layer_flags(args), precision_flags(args), vocab).report
     except StartError:
         raise
     except FrontendError as error:

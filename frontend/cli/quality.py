@@ -13,7 +13,7 @@ MOST_TOKENS: Final = 1_000_000
 
 def add_parser(subparsers: argparse._SubParsersAction[Any]) -> None:
     """Declare `tercet quality`."""
-    from frontend.proof.options import add_model_flags, add_precision_flags
+    from frontend.proof.options import add_model_flags
 
     parser = subparsers.add_parser(
         "quality",
@@ -24,7 +24,6 @@ def add_parser(subparsers: argparse._SubParsersAction[Any]) -> None:
         allow_abbrev=False,
     )
     add_model_flags(parser)
-    add_precision_flags(parser)
     parser.add_argument("--text", metavar="FILE", help="in UTF-8; default: the language reference in this Python")
     parser.add_argument("--tokens", metavar="N", type=_count, default=1536, help="of the text (default: 1536)")
     parser.add_argument("--json", metavar="FILE", help="write the report as JSON too")
@@ -32,13 +31,13 @@ def add_parser(subparsers: argparse._SubParsersAction[Any]) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Do it; gives the exit code."""
-    from frontend.proof.options import model_flags, precision_flags, write_report
+    from frontend.proof.options import model_flags, write_report
     from frontend.proof.passage import read_passage
     from frontend.proof.quality import lines, run_quality
 
     model = Path(args.model)
     passage = read_passage(model, None if args.text is None else Path(args.text), args.tokens)
-    report = run_quality(model, [*model_flags(args), *precision_flags(args)], passage)
+    report = run_quality(model, model_flags(args), passage)
     if args.json:
         write_report(Path(args.json), report)
     sys.stdout.write("\n".join(lines(report)) + "\n")

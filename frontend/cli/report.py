@@ -33,7 +33,7 @@ def add_parser(subparsers: argparse._SubParsersAction[Any]) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Do it; gives the exit code."""
-    from frontend.proof.options import layer_flags
+    from frontend.proof.options import layer_flags, precision_flags
     from frontend.proof.run_report import Reporter, Subject, write
     from frontend.tokenizer.load import load_tokenizer
 
@@ -41,7 +41,7 @@ def run(args: argparse.Namespace) -> int:
     subject = Subject(
         model=model,
         layers=layer_flags(args),
-        dtype=["--dtype", args.dtype],
+        precision=precision_flags(args),
         samples=args.samples,
         vocab=load_tokenizer(model).vocab_size,
         sentinel=None if args.sentinel is None else Path(args.sentinel),

@@ -14,7 +14,7 @@ EXIT_FAILED: Final = 1
 
 def add_parser(subparsers: argparse._SubParsersAction[Any]) -> None:
     """Declare `tercet sentinel`."""
-    from frontend.proof.options import add_model_flags, add_precision_flags
+    from frontend.proof.options import add_model_flags
 
     parser = subparsers.add_parser(
         "sentinel",
@@ -28,7 +28,6 @@ def add_parser(subparsers: argparse._SubParsersAction[Any]) -> None:
     parser.add_argument("action", choices=("record", "check"), help="write the file, or compare with it")
     parser.add_argument("file", metavar="FILE", help="the sentinel")
     add_model_flags(parser)
-    add_precision_flags(parser)
     parser.add_argument("--socket", metavar="PATH", help="a running server of this model; default: one is started")
 
 
@@ -43,11 +42,11 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _record(args: argparse.Namespace) -> int:
-    from frontend.proof.options import write_report
+    from frontend.proof.options import model_flags, write_report
     from frontend.proof.run_sentinel import observe, run_reference
     from frontend.proof.sentinel import differences, lines
 
-    model, flags = Path(args.model), _flags(args)
+    model, flags = Path(args.model), model_flags(args)
     sentinel = observe(model, flags, run_reference(model, flags), _socket(args))
     # What is recorded must agree with itself, or it would be found to differ by the next check.
     faults = differences(sentinel, sentinel)
@@ -59,23 +58,18 @@ def _record(args: argparse.Namespace) -> int:
 
 
 def _check(args: argparse.Namespace) -> int:
+    from frontend.proof.options import model_flags
     from frontend.proof.run_sentinel import observe, run_reference
     from frontend.proof.sentinel import check_runs, differences, lines, read_sentinel
 
     recorded = read_sentinel(Path(args.file))
-    model, flags = Path(args.model), _flags(args)
+    model, flags = Path(args.model), model_flags(args)
     reference = run_reference(model, flags)
     check_runs(recorded.reference, reference)
     now = observe(model, flags, reference, _socket(args))
     faults = differences(recorded, now)
     sys.stdout.write("\n".join(lines(faults, now)) + "\n")
     return EXIT_FAILED if faults else 0
-
-
-def _flags(args: argparse.Namespace) -> list[str]:
-    from frontend.proof.options import model_flags, precision_flags
-
-    return [*model_flags(args), *precision_flags(args)]
 
 
 def _socket(args: argparse.Namespace) -> Path | None:

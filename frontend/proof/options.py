@@ -14,17 +14,13 @@ DTYPES = ("auto", "float32", "bfloat16", "float16")
 
 
 def add_model_flags(parser: argparse.ArgumentParser) -> None:
-    """Model folder, choice of blocks, dtype."""
+    """Model folder, choice of blocks, dtype, quantization and dtype of the KV cache."""
     parser.add_argument("model", metavar="MODEL_DIR", help="model folder")
     parser.add_argument("--layers", metavar="CHOICE", default="full", help="blocks, as of tercet serve (default: full)")
     parser.add_argument(
         "--allow-missing-classes", action="store_true", help="take a choice that leaves a class of blocks out"
     )
     parser.add_argument("--dtype", choices=DTYPES, default="auto", help="computed in (default: auto)")
-
-
-def add_precision_flags(parser: argparse.ArgumentParser) -> None:
-    """Quantization and dtype of the KV cache, for proofs of what is served with them."""
     parser.add_argument(
         "--quantization", choices=("none", "int8"), default="none", help="as of tercet serve (default: none)"
     )
@@ -39,13 +35,13 @@ def layer_flags(args: argparse.Namespace) -> list[str]:
 
 
 def precision_flags(args: argparse.Namespace) -> list[str]:
-    """What add_precision_flags declares, as the tools and the server take it."""
-    return ["--quantization", args.quantization, "--kv-cache-dtype", args.kv_cache_dtype]
+    """Dtype, quantization and dtype of the KV cache, likewise."""
+    return ["--dtype", args.dtype, "--quantization", args.quantization, "--kv-cache-dtype", args.kv_cache_dtype]
 
 
 def model_flags(args: argparse.Namespace) -> list[str]:
-    """Choice of blocks and dtype."""
-    return [*layer_flags(args), "--dtype", args.dtype]
+    """All that add_model_flags declares but the folder."""
+    return [*layer_flags(args), *precision_flags(args)]
 
 
 def write_report(path: Path, report: Struct) -> None:

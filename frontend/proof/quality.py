@@ -33,10 +33,9 @@ def lines(report: QualityReport) -> list[str]:
     """The report as lines; the verdict is the last."""
     identity, environment = report.identity, report.environment
     blocks = f"{len(identity.layer_map)} of {identity.blocks} blocks"
-    form = f"{identity.dtype}, quantization {report.quantization}"
     parts = f"{report.windows} windows of {report.length} tokens, {report.decoded} of each computed one by one"
     return [
-        f"{identity.architecture} {identity.revision}: {blocks} in {form}, against float32",
+        f"{identity.architecture} {identity.revision}: {blocks} in {identity.numbers}, against float32",
         f"machine: {environment.machine}, {environment.threads} threads, torch {environment.torch}",
         f"text: {report.source}, sha256 {report.sha256}",
         f"{parts}: {report.positions} positions, {report.finite} of them with finite numbers alone",

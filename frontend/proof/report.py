@@ -7,7 +7,7 @@ from typing import Final, Literal
 
 from msgspec import Struct
 
-from engine_core.wire.evidence import Check, ParityReport, ProbeReport
+from engine_core.wire.evidence import Check, ParityReport, PlanIdentity, ProbeReport
 from engine_core.wire.reports import LoadReport
 from frontend.proof.coverage import CoverageReport
 from frontend.proof.tools import Plan
@@ -71,11 +71,13 @@ class SentinelPart(Struct, frozen=True):
     """Two runs of the pack, or one against a file.
 
     Attributes:
+        identity: of both runs.
         against: the file, or "a second run".
         sequences, weights: compared.
         faults: what differs.
     """
 
+    identity: PlanIdentity
     against: str
     sequences: int
     weights: int

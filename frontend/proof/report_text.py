@@ -153,7 +153,7 @@ def _parity(parity: ParityReport | None) -> str:
         for each in parity.disagreements
     ]
     samples, verdict = len(parity.samples), "fail" if parity.failures else "pass"
-    compared = f"{parity.reference}, {parity.identity.dtype} against {parity.wide}, pack {parity.pack}"
+    compared = f"{parity.reference}, {parity.identity.numbers} against {parity.wide}, pack {parity.pack}"
     tokens = f"Greedy tokens, teacher-forced: {parity.agreed} of {parity.positions} agree."
     return "\n\n".join(
         (
@@ -170,7 +170,8 @@ def _sentinel(part: SentinelPart | None) -> str:
     if part is None:
         return NOTHING
     outcome = _bullets(part.faults) or "nothing differs"
-    return f"{part.sequences} sequences and {part.weights} weights, against {part.against}: {outcome}"
+    plan = f"{part.identity.architecture} {part.identity.revision} in {part.identity.numbers}"
+    return f"{plan}: {part.sequences} sequences and {part.weights} weights, against {part.against}: {outcome}"
 
 
 def _timings(probe: ProbeReport | None, blocks: str) -> str:

@@ -40,7 +40,7 @@ class Subject(Struct, frozen=True):
     Attributes:
         model: the folder.
         layers: flags that choose the blocks.
-        dtype: flags of the dtype.
+        precision: flags of dtype, quantization and KV cache.
         samples: of the parity.
         vocab: ids that the tokenizer knows.
         sentinel: a file to compare with; None: two runs are compared.
@@ -48,7 +48,7 @@ class Subject(Struct, frozen=True):
 
     model: Path
     layers: list[str]
-    dtype: list[str]
+    precision: list[str]
     samples: int
     vocab: int
     sentinel: Path | None
@@ -56,7 +56,7 @@ class Subject(Struct, frozen=True):
     @property
     def words(self) -> list[str]:
         """The model and its flags, as every command takes them."""
-        return [str(self.model), *self.layers, *self.dtype]
+        return [str(self.model), *self.layers, *self.precision]
 
 
 class Reporter:
@@ -85,7 +85,7 @@ class Reporter:
         covered = self._part(
             "coverage",
             ["tercet", "coverage", *subject.words],
-            lambda: cover(subject.model, subject.layers, subject.dtype, subject.vocab),
+            lambda: cover(subject.model, subject.layers, subject.precision, subject.vocab),
         )
         probed = self._part(
             "probe",
@@ -158,6 +158,7 @@ class Reporter:
         now = self._observed()
         check_runs(recorded.reference, now.reference)
         return SentinelPart(
+            identity=now.reference.identity,
             against=against,
             sequences=len(now.reference.sequences),
             weights=len(now.reference.weights),
@@ -166,12 +167,12 @@ class Reporter:
 
     def _observed(self) -> Sentinel:
         subject = self._subject
-        flags = [*subject.layers, *subject.dtype]
+        flags = [*subject.layers, *subject.precision]
         return observe(subject.model, flags, run_reference(subject.model, flags), None)
 
     def _bench(self, plan: Plan, ids: int) -> list[BenchRow]:
         subject = self._subject
-        with OwnServer(subject.model, [*subject.layers, *subject.dtype]) as server:
+        with OwnServer(subject.model, [*subject.layers, *subject.precision]) as server:
             server.wait_ready()
             command = [sys.executable, *bench_command(server.url, ids)[1:]]
             done = subprocess.run(

@@ -168,9 +168,7 @@ def _sequence(expected: evidence.Sequence, found: evidence.Sequence, bound: floa
 def lines(faults: Sequence[str], sentinel: Sentinel) -> list[str]:
     """The outcome for people; the verdict is the last line."""
     identity = sentinel.reference.identity
-    blocks = f"{len(identity.layer_map)} of {identity.blocks} blocks in {identity.dtype}"
-    if identity.quantization != "none":
-        blocks += f" with products in {identity.quantization}"
+    blocks = f"{len(identity.layer_map)} of {identity.blocks} blocks in {identity.numbers}"
     reference = sentinel.reference
     pack = f"pack {reference.pack}, {len(reference.sequences)} sequences, {len(reference.weights)} weights"
     text = [f"{identity.architecture} {identity.revision}: {blocks}; {pack}"]

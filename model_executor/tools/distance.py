@@ -15,7 +15,8 @@ FACTOR: Final = 4.0
 AGREEMENT: Final = 0.99
 _MEASURE: Final = (
     "errors are measured teacher-forced, against the reference engine in a wider dtype (float64 for runs in float32, "
-    "float32 for others); the noise is the error of the reference engine itself in the run's dtype"
+    "float32 for others); the noise is the error of the reference engine itself in the run's dtype, or, with a "
+    "quantization or another dtype of keys and values, that of Tercet's reference kernels with the same"
 )
 _BLOCKS: Final = (
     f"each boundary: relative L2 error and largest error at most {FACTOR:g} times the noise, which counts as one unit "
@@ -24,7 +25,8 @@ _BLOCKS: Final = (
 _TOKENS: Final = (
     f"all blocks of the checkpoint run: at least {AGREEMENT:.0%} of the teacher-forced greedy tokens equal the "
     "reference engine's in the run's dtype; with fewer blocks the rate is shown and does not decide, because logits of "
-    "a part of a model are near ties"
+    "a part of a model are near ties; nor does it with a quantization or another dtype of keys and values, which "
+    "`tercet quality` judges"
 )
 _FREE: Final = (
     "free-running tokens differ from the reference only where the teacher-forced ones do, or where the lead of the "

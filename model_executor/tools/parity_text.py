@@ -13,7 +13,7 @@ def parity_lines(report: ParityReport) -> list[str]:
     blocks = f"{len(identity.layer_map)} of {identity.blocks} blocks ({compact(identity.layer_map)})"
     rate = report.agreed / report.positions
     return [
-        f"{identity.architecture} {identity.revision}: {blocks} in {identity.dtype}, against {report.reference}",
+        f"{identity.architecture} {identity.revision}: {blocks} in {identity.numbers}, against {report.reference}",
         f"pack {report.pack}: {', '.join(report.samples)}",
         "",
         *_boundary_lines(report.boundaries, report.wide),

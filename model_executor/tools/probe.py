@@ -32,7 +32,7 @@ from model_executor.tools.evidence_file import add_json_flag, write_json
 from model_executor.tools.observe import EMBEDDING, FINAL_NORM, Observer, block_names
 from model_executor.tools.offline import Offline, OfflineOptions
 from model_executor.tools.pack import make_pack
-from model_executor.tools.run_flags import add_model_flags, model_options
+from model_executor.tools.run_flags import add_run_flags, run_options
 from model_executor.weights.parameters import block_parameters, outer_parameters
 
 Kind = Literal["prefill", "decode"]
@@ -120,6 +120,7 @@ def _tensors(offline: Offline) -> Check:
     good = f"{len(there)} parameters as planned, contiguous"
     if packed:
         good += f"; {len(packed)} in the form of the kernels that compute with them"
+    good += f"; {offline.executor.ready.memory['weights']} bytes in all"
     return Check("tensor shape and layout", not faults, _told(faults, good))
 
 
@@ -329,12 +330,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _options(args: argparse.Namespace) -> OfflineOptions:
-    return structs.replace(model_options(args), length=CONTEXT + 1, sequences=1, sample_vocab=args.sample_vocab)
+    return structs.replace(run_options(args), length=CONTEXT + 1, sequences=1, sample_vocab=args.sample_vocab)
 
 
 def _parser() -> Parser:
     parser = Parser(prog="tercet report", description="Look into an executor that the production path brought up.")
-    add_model_flags(parser)
+    add_run_flags(parser)
     parser.add_argument("--sample-vocab", metavar="N", type=int, help="ids that may be chosen (default: all)")
     add_json_flag(parser)
     return parser

@@ -5,39 +5,29 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from msgspec import structs
-
 from model_executor.device import DTYPES
 from model_executor.tools.command import add_layer_flags
 from model_executor.tools.offline import OfflineOptions
 
 
-def add_model_flags(parser: argparse.ArgumentParser) -> None:
-    """Model folder, blocks, dtype; as of `tercet serve`."""
+def add_run_flags(parser: argparse.ArgumentParser) -> None:
+    """Model folder, blocks, dtype, quantization and the dtype of the cache; as of `tercet serve`."""
     parser.add_argument("model", metavar="MODEL_DIR", help="model folder")
     add_layer_flags(parser, "full")
     parser.add_argument("--dtype", choices=("auto", *DTYPES), default="auto", help="computed in (default: auto)")
-
-
-def add_run_flags(parser: argparse.ArgumentParser) -> None:
-    """The same, quantization and the dtype of the cache."""
-    add_model_flags(parser)
     parser.add_argument("--quantization", choices=("none", "int8"), default="none", help="of products (default: none)")
     parser.add_argument(
         "--kv-cache-dtype", choices=("auto", *DTYPES), default="auto", help="of keys and values (default: auto)"
     )
 
 
-def model_options(args: argparse.Namespace) -> OfflineOptions:
-    """What the flags of add_model_flags ask for."""
+def run_options(args: argparse.Namespace) -> OfflineOptions:
+    """What the flags of add_run_flags ask for."""
     return OfflineOptions(
         folder=Path(args.model),
         layers=args.layers,
         allow_missing_classes=args.allow_missing_classes,
         dtype=args.dtype,
+        quantization=args.quantization,
+        kv_cache_dtype=args.kv_cache_dtype,
     )
-
-
-def run_options(args: argparse.Namespace) -> OfflineOptions:
-    """What the flags of add_run_flags ask for."""
-    return structs.replace(model_options(args), quantization=args.quantization, kv_cache_dtype=args.kv_cache_dtype)

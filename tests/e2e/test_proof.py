@@ -165,6 +165,22 @@ def test_a_report_on_some_blocks(folder: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_a_report_with_products_in_int8(tmp_path: Path) -> None:
+    """Every proof runs with the flags, and says so."""
+    model, out = write_rand(tmp_path / "m", shape=Shape(hidden=64, layers=2, intermediate=64)), tmp_path / "out"
+    done = tercet("report", model, "--quantization", "int8", "--kv-cache-dtype", "bfloat16", "--out", out)
+    text = (out / "report.md").read_text(encoding="utf-8")
+    assert done.returncode == 0, text
+    found = json.loads((out / "report.json").read_text(encoding="utf-8"))["findings"]
+    assert {"quantization": "int8", "kv_cache_dtype": "bfloat16"}.items() <= found["sentinel"]["identity"].items()
+    assert found["sentinel"]["identity"] == found["parity"]["identity"] == found["probe"]["identity"]
+    products = [each for each in found["coverage"]["kernels"] if each["problem"].endswith("in int8")]
+    assert products
+    assert all(f"| linear | {each['problem']} | {each['chosen']} |" in text for each in products)
+    assert text.count("float32 with products in int8, keys and values in bfloat16") == 2
+
+
+@pytest.mark.slow
 @pytest.mark.real_model
 @pytest.mark.parametrize("layers", ["first:1", "0,7,29"])
 def test_a_report_on_the_default_model(default_model: Path, tmp_path: Path, layers: str) -> None:

@@ -149,7 +149,7 @@ def findings() -> Findings:
         startup={"start": 1.0},
         probe=probe(),
         parity=parity(),
-        sentinel=SentinelPart("a second run", 8, 20, []),
+        sentinel=SentinelPart(identity(), "a second run", 8, 20, []),
         bench=[BenchRow(1, 8, 128, speed)] * 3,
     )
 

@@ -16,9 +16,11 @@ def test_flags_are_passed_on() -> None:
     parser = argparse.ArgumentParser()
     add_model_flags(parser)
     plain = parser.parse_args(["m"])
-    assert model_flags(plain) == ["--layers", "full", "--dtype", "auto"]
-    some = parser.parse_args(["m", "--layers", "0,3", "--allow-missing-classes", "--dtype", "float16"])
-    assert model_flags(some) == ["--layers", "0,3", "--allow-missing-classes", "--dtype", "float16"]
+    numbers = ["--dtype", "auto", "--quantization", "none", "--kv-cache-dtype", "auto"]
+    assert model_flags(plain) == ["--layers", "full", *numbers]
+    words = ["--layers", "0,3", "--allow-missing-classes", "--dtype", "float16"]
+    words += ["--quantization", "int8", "--kv-cache-dtype", "bfloat16"]
+    assert model_flags(parser.parse_args(["m", *words])) == words
 
 
 def test_reports_are_written_whole(tmp_path: Path) -> None:

@@ -72,7 +72,7 @@ def test_graphs_that_were_replayed_again_and_again() -> None:
 
 def test_failures_have_classes() -> None:
     parity = structs.replace(examples.parity(), failures=["a block"])
-    sentinel = SentinelPart("a file", 8, 20, ["a weight"])
+    sentinel = SentinelPart(examples.identity(), "a file", 8, 20, ["a weight"])
     found = structs.replace(findings(), parity=parity, sentinel=sentinel)
     parts = [*PARTS[:-1], Part("bench", [], "no server")]
     kinds = {failure.kind for failure in failures(found, parts, seven_checks(found))}

@@ -7,9 +7,9 @@ from msgspec import structs
 
 from engine_core.wire.reports import KernelCandidate, KernelChoice
 from frontend.proof import report as judged
-from frontend.proof.report import BenchRow, Findings, Part, Report, Speed
+from frontend.proof.report import BenchRow, Findings, Part, Report, SentinelPart, Speed
 from frontend.proof.report_text import markdown
-from tests.frontend.proof.examples import DENSE, WINDOWED, findings, plan
+from tests.frontend.proof.examples import DENSE, WINDOWED, findings, identity, parity, plan
 
 SECTIONS = (
     *("What this shows", "What this does not show", "Failures", "Unverified", "Environment", "Plan"),
@@ -91,6 +91,16 @@ def test_no_time_is_multiplied() -> None:
         cell.strip() for line in text.splitlines() if line.startswith("| decode |") for cell in line.split("|")[6:9]
     }
     assert times == {"1.000", "2.000", "3.000"}
+
+
+def test_the_numbers_that_were_compared_are_named() -> None:
+    assert "LlamaForCausalLM r in float32: 8 sequences" in markdown(report(findings()))
+    int8 = structs.replace(identity(), quantization="int8", kv_cache_dtype="float16")
+    run, part = structs.replace(parity(), identity=int8), SentinelPart(int8, "a second run", 8, 20, [])
+    text = markdown(report(structs.replace(findings(), parity=run, sentinel=part)))
+    numbers = "float32 with products in int8, keys and values in float16"
+    assert f"transformers 5, {numbers} against float64" in text
+    assert f"LlamaForCausalLM r in {numbers}: 8 sequences" in text
 
 
 @pytest.mark.parametrize("name", ["coverage", "load", "probe", "parity", "sentinel", "bench"])

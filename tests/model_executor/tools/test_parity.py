@@ -15,6 +15,7 @@ from engine_core.wire.evidence import ParityReport
 from model_executor.errors import ToolMisused
 from model_executor.tools import parity
 from model_executor.tools.offline import Offline
+from tests.fixtures.llama import Shape, write_rand
 from tests.model_executor.tools.folders import spread, write_model
 
 FAMILIES = ("llama", "gemma3_text", "qwen3-moe", "deepseek-v3")
@@ -35,6 +36,13 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 @pytest.fixture(scope="module")
 def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_model(tmp_path_factory.mktemp("llama") / "model", "llama")
+
+
+@pytest.fixture(scope="module")
+def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Inputs of every product are whole groups, as int8 needs them."""
+    shape = Shape(hidden=64, layers=3, intermediate=128)
+    return write_rand(tmp_path_factory.mktemp("wide") / "model", shape=shape)
 
 
 def run(folder: Path, path: Path, *flags: str) -> tuple[int, ParityReport]:
@@ -101,6 +109,40 @@ def test_a_fault_of_one_block_is_found_there(
     assert report.agreed < report.positions
     assert {each.first_place for each in report.disagreements} == {report.boundaries[block + 1].place}
     assert any(first is not None for first in report.free_first)
+
+
+NARROWED = (
+    ("--quantization", "int8"),
+    ("--kv-cache-dtype", "float16"),
+    ("--dtype", "float16", "--kv-cache-dtype", "bfloat16"),
+    ("--quantization", "int8", "--dtype", "bfloat16", "--kv-cache-dtype", "float32"),
+)
+
+
+@pytest.mark.parametrize("flags", NARROWED, ids=" ".join)
+def test_narrower_products_and_caches_pass(wide: Path, tmp_path: Path, flags: Sequence[str]) -> None:
+    """The noise is theirs: far above that of the dtype."""
+    status, report = run(wide, tmp_path / "parity.json", *flags)
+    check(report)
+    assert status == 0
+    assert report.identity.quantization == ("int8" if "int8" in flags else "none")
+    assert report.identity.narrowed
+    assert all(row.noise.relative > 1e-5 for row in report.boundaries[1:])
+    assert any("in int8" in kernel for kernel in report.environment.kernels) == ("int8" in flags)
+
+
+def test_a_fault_beside_products_in_int8_is_found(wide: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*arguments: object, **named: object) -> Offline:
+        offline = Offline(*arguments, **named)  # type: ignore[arg-type]  # passed on as they came
+        if len(arguments) == 1:  # production, not the reference kernels
+            with torch.no_grad():
+                offline.executor.model.blocks[1].get_parameter("mlp_norm.weight").mul_(1.2)
+        return offline
+
+    monkeypatch.setattr(parity, "Offline", broken)
+    status, report = run(wide, tmp_path / "parity.json", "--quantization", "int8")
+    assert status == 1
+    assert [row.within for row in report.boundaries[:3]] == [True, True, False]
 
 
 def test_a_small_fault_below_the_tokens_is_found(llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
