@@ -43,7 +43,9 @@ class OpenModel(Struct, frozen=True):
         """What says that weights are quantized, and how; None: nothing does."""
         for field in QUANTIZATION:
             if (found := self.config.section(field)) is not None:
-                return f"{field}: {found.string('quant_method', 'of an unknown method')}"
+                block = found.indices("weight_block_size")
+                size = f" in blocks of {' x '.join(map(str, block))}" if block else ""
+                return f"{field}: {found.string('quant_method', 'of an unknown method')}{size}"
         folder = self.config.path.parent
         return next((name for name in QUANTIZATION_FILES if (folder / name).is_file()), None)
 

@@ -257,8 +257,7 @@ def lines(report: PlanReport) -> list[str]:
         f"--layers {report.layers}: {len(report.layer_map)} of {report.blocks} blocks: {compact(report.layer_map)}",
         *[f"left out: every block of {name}" for name in report.left_out],
         "",
-        *_shard_lines(report.shards),
-        *_quantization_lines(report.quantization),
+        *_shard_lines(report),
         _size_line("weights in memory", report.memory_bytes),
         _size_line("KV cache for each token", report.kv_bytes_per_token),
         *(map(_kv_line, report.kv_groups) if any(row.window for row in report.kv_groups) else ()),
@@ -271,9 +270,13 @@ def lines(report: PlanReport) -> list[str]:
     return text + [f"phase {phase}: {request}" for phase, request in report.phases.items()]
 
 
-def _shard_lines(shards: Shards | None) -> list[str]:
+def _shard_lines(report: PlanReport) -> list[str]:
+    shards, quantized = report.shards, []
+    if report.quantization is not None:
+        refused = f"weights quantized by {report.quantization} are not supported, tercet serve refuses the folder"
+        quantized = [f"{refused}; sizes in memory are those of plain weights"]
     if shards is None:
-        return ["no weights here: the folder serves --load-format dummy alone"]
+        return quantized or ["no weights here: the folder serves --load-format dummy alone"]
     size = "unknown until the files are there" if shards.bytes_to_read is None else megabytes(shards.bytes_to_read)
     stored = ", ".join(f"{megabytes(size)} of {dtype}" for dtype, size in shards.stored.items())
     return [
@@ -282,13 +285,8 @@ def _shard_lines(shards: Shards | None) -> list[str]:
         *([f"  as they are stored: {stored}"] if len(shards.stored) > 1 or shards.estimated else []),
         *(f"  needed: {file}" + (" (not complete here)" * (file in shards.absent)) for file in shards.needed),
         *(f"never read: {count} tensors: {reason}" for reason, count in shards.ignored.items()),
+        *quantized,
     ]
-
-
-def _quantization_lines(quantization: str | None) -> list[str]:
-    if quantization is None:
-        return []
-    return [f"quantized ({quantization}): tercet serve refuses these weights; sizes below are those of plain ones"]
 
 
 def _size_line(what: str, sizes: Mapping[Dtype, int]) -> str:

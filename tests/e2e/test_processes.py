@@ -16,6 +16,8 @@ import pytest
 
 from tests.e2e.server import ROOT, Server, wait_for
 from tests.fixtures.bad import BAD, Bad
+from tests.fixtures.families import edit_config
+from tests.model_executor.tools.folders import write_model
 
 SECRET = "key-that-nobody-may-see"
 REFUSED_WITHIN_S = 20.0
@@ -170,6 +172,21 @@ def test_a_broken_folder_is_refused_with_its_fault(tmp_path: Path, rand_folder: 
     for name in bad.names:
         assert name in last
     assert "Traceback" not in done.stderr
+
+
+def test_a_known_family_needs_no_code_of_its_folder(tmp_path: Path) -> None:
+    """As DeepSeek V3 is published. Of an architecture that is not known, the name is told."""
+    folder = write_model(tmp_path / "model", "deepseek-v3")
+    edit_config(folder, auto_map={"AutoModelForCausalLM": "modeling_deepseek.DeepseekV3ForCausalLM"})
+    (folder / "modeling_deepseek.py").write_text("raise SystemExit('ran')", encoding="utf-8")
+    with Server(folder, "--num-kv-blocks", "64") as server:
+        answer = server.wait_ready().post("/v1/completions", {"prompt": [1, 2], "max_tokens": 2})
+        assert answer.status_code == 200, answer.text
+        assert "auto_map is ignored" in server.log()
+    edit_config(folder, architectures=["ParrotForCausalLM"], model_type="parrot")
+    done = run("serve", str(folder), "--port", "0")
+    assert done.returncode == 3, done.stderr
+    assert "ParrotForCausalLM is unknown" in done.stderr.splitlines()[-1]
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import shutil
 import time
 from pathlib import Path
@@ -103,9 +104,15 @@ class TestEndIds:
 class TestCode:
     """Folders that want code run."""
 
-    def test_a_model_with_code(self, tmp_path: Path) -> None:
-        with pytest.raises(ModelFolderError, match=r"config\.json: auto_map"):
-            opened(bare(tmp_path, config={"auto_map": {"AutoModel": "x.Y"}}))
+    def test_a_model_with_code(self, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+        bare(tmp_path, config={"eos_token_id": 3})
+        with caplog.at_level(logging.INFO):
+            plain = opened(tmp_path)
+            assert not caplog.records
+            bare(tmp_path, config={"eos_token_id": 3, "auto_map": {"AutoModel": "x.Y"}})
+            assert opened(tmp_path) == plain
+        (note,) = caplog.messages
+        assert note.endswith("config.json: auto_map is ignored: code of a model folder is never run")
 
     def test_a_tokenizer_with_code(self, tmp_path: Path) -> None:
         bare(tmp_path, tokenizer_config={"auto_map": {"AutoTokenizer": ["x.Y", None]}})

@@ -13,9 +13,11 @@ from typing import Any
 
 import pytest
 
+from engine_core.wire.config import ModelOptions
 from frontend.errors import ModelFolderError, StartError
 from frontend.model_folder import INDEX_FILE, ModelFolder
-from model_executor.errors import CheckpointBroken
+from model_executor.errors import CheckpointBroken, UnknownArchitecture
+from model_executor.models.reader import read_spec
 from model_executor.weights.index import Checkpoint
 from tests.fakes.core_process import ROOT
 from tests.fixtures.bad import set_config
@@ -129,10 +131,14 @@ def test_pickled_weights_beside_safetensors_are_not_looked_at(folder: Path) -> N
     assert Checkpoint.open(folder).shards == [WEIGHTS]
 
 
-def test_code_of_its_own(folder: Path) -> None:
-    set_config(folder, auto_map={"AutoModelForCausalLM": "modeling_x.X"})
+def test_code_of_its_own_is_never_run(folder: Path) -> None:
+    set_config(folder, auto_map={"AutoConfig": "modeling_x.Y", "AutoModelForCausalLM": "modeling_x.X"})
     (folder / "modeling_x.py").write_text("raise SystemExit('ran')", encoding="utf-8")
-    refused(folder, "config.json", "auto_map")
+    ModelFolder.open(folder)
+    assert read_spec(folder, ModelOptions()).architecture == "LlamaForCausalLM"
+    set_config(folder, architectures=["ParrotForCausalLM"], model_type="parrot")
+    with pytest.raises(UnknownArchitecture, match="ParrotForCausalLM"):
+        read_spec(folder, ModelOptions())
 
 
 def test_a_tokenizer_with_code_of_its_own(folder: Path) -> None:

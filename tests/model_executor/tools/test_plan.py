@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from engine_core.wire.config import ModelOptions
+from model_executor.errors import ConfigRefused
 from model_executor.models.reader import read_spec
 from model_executor.tools.model import open_model
 from model_executor.tools.plan import lines, main, make_report
@@ -132,7 +133,8 @@ def test_models_of_hundreds_of_gigabytes(
     chosen = [tensor for tensor in tensors() if _of(tensor, cover)]
     sizes = {"F8_E4M3": 1, "BF16": 2, "F32": 4}
     assert made["shards"]["bytes_to_read"] == sum(sizes[dtype] * int(np.prod(shape)) for _, dtype, shape in chosen)
-    assert made["quantization"] == ("quantization_config: fp8" if "quantization_config" in config else None)
+    quantized = "quantization_config: fp8 in blocks of 128 x 128"
+    assert made["quantization"] == (quantized if "quantization_config" in config else None)
     assert sum(made["shards"]["stored"].values()) == made["shards"]["bytes_to_read"]
     assert set(made["shards"]["absent"]) == set(made["shards"]["needed"])
     assert len(made["shards"]["not_needed"]) > 90
@@ -159,6 +161,22 @@ def test_an_index_alone_is_enough(
         path.unlink()
     alone = report(capsys, folder, "--layers", layers)
     assert alone["shards"] == {**with_headers["shards"], "estimated": True, "stored": {}}
+
+
+def test_a_published_configuration_alone_is_not_said_to_be_served(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its code is not needed, its weights are not supported: no plan without saying so."""
+    (tmp_path / "config.json").write_text(json.dumps(V3))
+    text = plan_text(capsys, tmp_path)
+    assert "fp8 in blocks of 128 x 128 are not supported, tercet serve refuses the folder" in text
+    assert "dummy" not in text
+    with pytest.raises(ConfigRefused, match=r"quantization_config: .*fp8"):
+        read_spec(tmp_path, ModelOptions(load_format="dummy"))
+    plain = {name: value for name, value in V3.items() if name != "quantization_config"}
+    (tmp_path / "config.json").write_text(json.dumps(plain))
+    assert "the folder serves --load-format dummy alone" in plan_text(capsys, tmp_path)
+    assert read_spec(tmp_path, ModelOptions()).architecture == "DeepseekV3ForCausalLM"
 
 
 def test_of_an_unknown_quantization_nothing_is_reckoned(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -98,11 +98,11 @@ def test_weights_in_eight_bits(tmp_path: Path, capsys: pytest.CaptureFixture[str
         assert after[f"model.layers.1.mlp.up_proj.{part}"] == before[f"model.layers.5.mlp.up_proj.{part}"]
     assert fields(out)["quantization_config"] == fields(source)["quantization_config"]
     made = make_report(open_model(source), "0,5", allow_missing_classes=False)
-    assert made.quantization == "quantization_config: fp8"
+    assert made.quantization == "quantization_config: fp8 in blocks of 16 x 16"
     assert made.shards is not None
     assert made.shards.bytes_to_read == sum(map(len, after.values())) == sum(made.shards.stored.values())
     assert made.shards.stored["F8_E4M3"] * 4 + sum(map(len, plain(after))) == made.memory_bytes["float32"]
-    assert "quantized (quantization_config: fp8): tercet serve refuses these weights" in "\n".join(lines(made))
+    assert f"weights quantized by {made.quantization} are not supported, tercet serve refuses" in "\n".join(lines(made))
     for folder in (source, out):
         with pytest.raises(ConfigRefused, match=r"quantization_config: .*'quant_method': 'fp8'.*are not served"):
             read_spec(folder, ModelOptions())
