@@ -121,8 +121,8 @@ def find(results: object, figure: str) -> float:
 
     Args:
         results: a list of results.
-        figure: steps with "/" between them: KEY=VALUE takes the result with that value, a number the one at that
-            place, and KEY goes into it. A list of one result needs no step.
+        figure: steps with "/" between them: KEY=VALUE takes the result with that value (KEY=VALUE,KEY=VALUE with
+            all of them), a number the one at that place, and KEY goes into it. A list of one result needs no step.
 
     Raises:
         LookupError: there is no such number.
@@ -143,9 +143,10 @@ def find(results: object, figure: str) -> float:
 
 def _pick(results: list[Any], step: str) -> tuple[Any, bool]:
     """The result that a step means, and whether the step is used up by that."""
-    key, equals, value = step.partition("=")
-    if equals:
-        chosen = [one for one in results if isinstance(one, dict) and str(one.get(key)) == value]
+    if "=" in step:
+        wanted = [condition.partition("=") for condition in step.split(",")]
+        dicts = [one for one in results if isinstance(one, dict)]
+        chosen = [one for one in dicts if all(str(one.get(key)) == value for key, _, value in wanted)]
         if len(chosen) != 1:
             raise LookupError(f"{len(chosen)} results have {step}")
         return chosen[0], True

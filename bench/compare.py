@@ -1,7 +1,7 @@
 """`tercet bench compare`: commands in turn, A B A B, and the ratios of what they report.
 
 A command is a line for the shell whose last line of output is a JSON object with the figure. A server is a line that
-starts one, under the load of `tercet bench serve`, whose figures it then has, and memory_mib.
+starts one, under each load of `tercet bench serve` in turn; its figures are "LOAD: figure", and memory_mib.
 """
 
 from __future__ import annotations
@@ -31,13 +31,14 @@ from bench.record import make_record
 from bench.samples import spread
 
 FIGURE: Final = "output_throughput"
+MEMORY: Final = "memory_mib"
 LAST_BYTES: Final = 2000
 MIB: Final = 2**20
 POLL_S: Final = 0.25
 END_S: Final = 30.0
 DEFINITIONS: Final = {
     "median, low, high": "of the figure over the rounds",
-    "memory_mib": "of a server: proportional memory (PSS) of all its processes after the load",
+    MEMORY: "of a server: proportional memory (PSS) of all its processes after the loads",
     "ratio": "median of the figure divided by the first command's median",
     "ratio_low, ratio_high": "smallest and largest ratio of the two within one round",
 }
@@ -50,13 +51,13 @@ class Contestant(Struct, frozen=True):
         name: in the table.
         command: line for the shell; of a server where it has a url.
         url: where the server answers; empty: the command itself reports the figure.
-        load: flags of `tercet bench serve`, for a server.
+        loads: of a server: flags of `tercet bench serve` by name.
     """
 
     name: str
     command: str
     url: str = ""
-    load: str = ""
+    loads: dict[str, str] = {}
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -75,10 +76,23 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar=("NAME", "URL", "COMMAND"),
-        help="a shell line that starts a server which answers at URL; it gets the load of --load (repeatable)",
+        help="a shell line that starts a server which answers at URL; it gets every --load (repeatable)",
     )
-    parser.add_argument("--load", metavar="FLAGS", default="", help="of `tercet bench serve`, in one word")
-    parser.add_argument("--figure", nargs="+", default=[FIGURE], help=f"names in the JSON (default: {FIGURE})")
+    parser.add_argument(
+        *("--load",),
+        nargs=2,
+        action="append",
+        default=[],
+        metavar=("NAME", "FLAGS"),
+        help="for servers: flags of `tercet bench serve`, in one word (repeatable)",
+    )
+    parser.add_argument(
+        *("--figure",),
+        nargs="+",
+        default=[FIGURE],
+        metavar="NAME",
+        help=f"in the JSON, with dots into objects; of a server in each load, or {MEMORY} (default: {FIGURE})",
+    )
     parser.add_argument("--rounds", metavar="N", type=int, default=3, help="turns of every command (default: 3)")
     parser.add_argument("--timeout", metavar="S", type=float, default=1800.0, help="for one command, or a start")
     add_output_flags(parser)
@@ -86,17 +100,12 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Measure and deliver."""
-    contestants = [Contestant(name, command) for name, command in args.run]
-    contestants += [Contestant(name, command, url, args.load) for name, url, command in args.server]
-    if len({one.name for one in contestants}) < max(1, len(contestants)):
-        raise UsageError("--run, --server: give at least one, all with different names")
-    if args.rounds < 1 or not args.timeout > 0:
-        raise UsageError("--rounds, --timeout: at least 1, and above 0")
+    contestants = _contestants(args)
     samples: dict[str, list[dict[str, Any]]] = {one.name: [] for one in contestants}
     turns = [one for _ in range(args.rounds) for one in contestants]
     for one in tqdm(turns, unit="run", file=sys.stderr, disable=None):
         samples[one.name].append(measure(one, args.timeout))
-    results = [result for figure in args.figure for result in ratios(samples, figure)]
+    results = [result for figure in _figures(args) for result in ratios(samples, figure)]
     record = make_record(
         "compare",
         command_line(args),
@@ -109,6 +118,26 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
+def _contestants(args: argparse.Namespace) -> list[Contestant]:
+    loads = dict(args.load)
+    found = [Contestant(name, command) for name, command in args.run]
+    found += [Contestant(name, command, url, loads) for name, url, command in args.server]
+    if len({one.name for one in found}) < max(1, len(found)):
+        raise UsageError("--run, --server: give at least one, all with different names")
+    if args.rounds < 1 or not args.timeout > 0:
+        raise UsageError("--rounds, --timeout: at least 1, and above 0")
+    if bool(args.server) != bool(loads) or (args.server and args.run) or len(loads) < len(args.load):
+        raise UsageError("--load: servers need one or more, with different names, and commands have none")
+    return found
+
+
+def _figures(args: argparse.Namespace) -> list[str]:
+    """The names of what is compared, as `measure` has them."""
+    loads = dict(args.load)
+    by_load = [f"{load}: {figure}" for load in loads for figure in args.figure if figure != MEMORY]
+    return by_load + [figure for figure in args.figure if not loads or figure == MEMORY]
+
+
 def measure(contestant: Contestant, timeout_s: float) -> dict[str, Any]:
     """One turn of one contestant.
 
@@ -119,9 +148,12 @@ def measure(contestant: Contestant, timeout_s: float) -> dict[str, Any]:
         return last_object(contestant.name, contestant.command, timeout_s)
     with _server(contestant, timeout_s) as pid:
         words = [sys.executable, "-m", "bench", "serve", "--base-url", contestant.url, "--json"]
-        found = last_object(contestant.name, f"{shlex.join(words)} {contestant.load}", timeout_s)
+        found: dict[str, Any] = {}
+        for load, flags in contestant.loads.items():
+            figures = last_object(f"{contestant.name}, {load}", f"{shlex.join(words)} {flags}", timeout_s)
+            found |= {f"{load}: {name}": value for name, value in figures.items()}
         processes = [one for one in (look(pid), *look_below(pid)) if one is not None]
-        return found | {"memory_mib": sum(one.pss for one in processes) / MIB}
+        return found | {MEMORY: sum(one.pss for one in processes) / MIB}
 
 
 def last_object(name: str, command: str, timeout_s: float) -> dict[str, Any]:
@@ -225,7 +257,11 @@ def ratios(samples: Mapping[str, Sequence[Mapping[str, Any]]], figure: str) -> l
 
 
 def _value(name: str, found: Mapping[str, Any], figure: str) -> float:
-    value = found.get(figure)
+    value: object = found.get(figure)
+    if value is None and "." in figure:
+        value = found
+        for key in figure.split("."):
+            value = value.get(key) if isinstance(value, Mapping) else None
     if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
         raise CommandFailed(f"{name}: {figure} is {value!r}, not a number above 0; it has: {', '.join(found)}")
     return float(value)

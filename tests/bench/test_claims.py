@@ -80,6 +80,7 @@ def test_numbers_are_found_by_steps() -> None:
     assert find(RESULTS, "n=1/rate") == 5.0
     assert find(RESULTS, "1/deep/er") == 3.0
     assert find(RESULTS[:1], "rate") == 5.0
+    assert find([{"a": 1, "b": b, "x": 10 * b} for b in (1, 2)], "a=1,b=2/x") == 20
 
 
 @pytest.mark.parametrize("figure", ["rate", "n=3/rate", "2/rate", "n=2/deep", "n=2/deep/name", "n=2/rate/x", "deep/er"])

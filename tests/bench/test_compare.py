@@ -61,6 +61,13 @@ def test_ratios_are_of_medians_and_their_spread_of_rounds() -> None:
     assert (two["ratio_low"], two["ratio_high"]) == (1.0, 2.5)
 
 
+def test_a_dot_goes_into_an_object() -> None:
+    (one,) = ratios({"a": [{"whole": {"32": 5.0}}]}, "whole.32")
+    assert one["median"] == 5.0
+    with pytest.raises(CommandFailed, match=r"a: whole\.8 is None"):
+        ratios({"a": [{"whole": {"32": 5.0}}]}, "whole.8")
+
+
 @pytest.mark.parametrize("value", [None, "5", True, 0, -1.0])
 def test_a_figure_that_is_no_number_above_zero_is_refused(value: object) -> None:
     samples: dict[str, list[dict[str, object]]] = {"a": [{"x": 1.0}], "b": [{"x": value, "y": 2}]}
@@ -106,23 +113,41 @@ def test_a_server_is_started_loaded_and_ended(
     script.write_text(SERVER.replace("ANSWER", repr(answer)).replace("PORT", str(unused_port)))
     command, url = shlex.join([sys.executable, str(script)]), f"http://127.0.0.1:{unused_port}"
     load = "--num-prompts 3 --max-concurrency 1 --random-input-len 2"
-    words = ["--server", "own", url, f"exec {command}", "--load", load, "--figure", "completed", "--rounds", "2"]
-    assert main(["compare", *words, "--json"]) == 0
-    assert json.loads(capfd.readouterr().out)["median"] == 3
-    assert main(["compare", *words, "--json", "--figure", "memory_mib", "--rounds", "1"]) == 0
-    assert json.loads(capfd.readouterr().out)["median"] > 5
+    words = [
+        "--server",
+        "own",
+        url,
+        f"exec {command}",
+        "--load",
+        "few",
+        load,
+        "--load",
+        "more",
+        f"{load} --num-prompts 5",
+    ]
+    assert main(["compare", *words, "--json", "--figure", "completed", "memory_mib", "--rounds", "2"]) == 0
+    found = {one["figure"]: one["median"] for one in map(json.loads, capfd.readouterr().out.splitlines())}
+    assert found.pop("memory_mib") > 5
+    assert found == {"few: completed": 3, "more: completed": 5}
     assert not [one for one in psutil.Process().children(recursive=True) if str(script) in one.cmdline()]
 
 
 def test_a_server_that_does_not_come_is_told() -> None:
-    words = ["--server", "own", "http://127.0.0.1:9", "echo why; exit 1"]
+    words = ["--server", "own", "http://127.0.0.1:9", "echo why; exit 1", "--load", "one", ""]
     assert main(["compare", *words, "--rounds", "1"]) == 4
 
 
 @pytest.mark.parametrize(
     "words",
-    [[], ["--run", "a", "true", "--run", "a", "true"], ["--run", "a", "x", "--rounds", "0"]],
+    [
+        [],
+        ["--run", "a", "true", "--run", "a", "true"],
+        ["--run", "a", "x", "--rounds", "0"],
+        ["--run", "a", "x", "--load", "one", ""],
+        ["--server", "a", "http://127.0.0.1:9", "x"],
+        ["--server", "a", "http://127.0.0.1:9", "x", "--load", "one", "", "--load", "one", ""],
+    ],
 )
 def test_flags_that_compare_nothing_are_refused(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["compare", *words]) == 2
-    assert capsys.readouterr().err.startswith("error: --r")
+    assert capsys.readouterr().err.startswith("error: --")
