@@ -8,11 +8,11 @@ from typing import Protocol, TypeVar, cast
 import torch
 
 from engine_core.wire.reports import KernelCandidate, KernelChoice
-from model_executor.attention import mla, mla_absorbed, torch_matmul, torch_ref, torch_sdpa, triton_append, triton_paged
+from model_executor.attention import mla, mla_absorbed, torch_matmul, torch_ref, torch_sdpa, triton_paged
 from model_executor.attention.mla import LatentAppendKernel, LatentKernels, MlaKernel, MlaProblem, MlaSpec
 from model_executor.attention.spec import AppendKernel, AttentionKernel, AttentionProblem, KernelSpec
 from model_executor.errors import NoKernel
-from model_executor.layers import norm
+from model_executor.layers import norm, triton_gated, triton_heads, triton_norm
 from model_executor.layers.attention import LayerKernels
 from model_executor.layers.experts import GROUPED_SPEC, LOOP_SPEC, ExpertsKernel, ExpertsProblem, ExpertsSpec
 from model_executor.layers.heads import SEPARATE_SPEC, HeadsKernel, HeadsProblem, HeadsSpec
@@ -37,13 +37,13 @@ ATTENTION: tuple[KernelSpec[AttentionKernel], ...] = (
     torch_matmul.SPEC,
     torch_ref.SPEC,
 )
-KV_APPEND: tuple[KernelSpec[AppendKernel], ...] = (triton_append.SPEC, torch_ref.APPEND_SPEC)
+KV_APPEND: tuple[KernelSpec[AppendKernel], ...] = (torch_ref.APPEND_SPEC,)
 MLA_ATTENTION: tuple[MlaSpec[MlaKernel], ...] = (mla_absorbed.SPEC, mla.SPEC)
 LATENT_APPEND: tuple[MlaSpec[LatentAppendKernel], ...] = (mla.APPEND_SPEC,)
 EXPERTS: tuple[ExpertsSpec, ...] = (GROUPED_SPEC, LOOP_SPEC)
-LINEAR: tuple[LinearSpec, ...] = (UNPACKED_SPEC, INT8_SPEC)
-NORM: tuple[NormKernelSpec, ...] = (norm.TORCH_SPEC,)
-HEADS: tuple[HeadsSpec, ...] = (SEPARATE_SPEC,)
+LINEAR: tuple[LinearSpec, ...] = (triton_gated.SPEC, UNPACKED_SPEC, INT8_SPEC)
+NORM: tuple[NormKernelSpec, ...] = (triton_norm.SPEC, norm.TORCH_SPEC)
+HEADS: tuple[HeadsSpec, ...] = (triton_heads.SPEC, SEPARATE_SPEC)
 
 
 class Candidate(Protocol[ProblemT, KernelT]):

@@ -131,8 +131,13 @@ class Linear(nn.Module):
         """[T, in] to [T, out], or half of that with a gate."""
         if self.product is not None:
             return self.product(x)
-        made = x @ self.weight if self.bias is None else torch.addmm(self.bias, x, self.weight)
+        made = product(x, self.weight, self.bias)
         return made if self.gate is None else gated(made, self.gate)
+
+
+def product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """x @ weight + bias."""
+    return x @ weight if bias is None else torch.addmm(bias, x, weight)
 
 
 def gated(made: Tensor, activation: Activation) -> Tensor:

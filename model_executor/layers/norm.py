@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, Protocol, TypeAlias
 
@@ -38,7 +39,9 @@ class NormProblem:
 
 
 class NormKernel(Protocol):
-    """Operator "norm"."""
+    """Operator "norm". A kernel that takes the sum before the norm along has `forward_sum(x, added, weight)` too, which
+    gives the norm of x + added and leaves this sum in x.
+    """
 
     def forward(self, x: Tensor, weight: Tensor) -> Tensor:
         """[..., size] to [..., size], in x's dtype."""
@@ -85,9 +88,12 @@ class RmsNorm(nn.Module):
         self.weight = frozen_parameter((size,), dtype, device)
         self.kernel = kernel or TorchNorm(NormProblem(device.type, dtype, size, spec.offset, spec.eps))
 
-    def forward(self, x: Tensor) -> Tensor:
-        """[..., size] to [..., size], in x's dtype."""
-        return self.kernel.forward(x, self.weight)
+    def forward(self, x: Tensor, added: Tensor | None = None) -> Tensor:
+        """[..., size] to [..., size], in x's dtype; with `added`, of the sum of both, which x becomes."""
+        if added is None:
+            return self.kernel.forward(x, self.weight)
+        in_one: Callable[[Tensor, Tensor, Tensor], Tensor] | None = getattr(self.kernel, "forward_sum", None)
+        return self.kernel.forward(x.add_(added), self.weight) if in_one is None else in_one(x, added, self.weight)
 
 
 class QueryKeyNorm(nn.Module):

@@ -46,10 +46,19 @@ class Block(nn.Module):
         self.mlp_norm = choose.norm(spec.norm, hidden_size)
         self.mlp = MLP[spec.mlp.kind](spec.mlp, hidden_size, choose)
 
-    def forward(self, hidden: Tensor, rotation: Rotation | None, cache: LayerCache, batch: BatchInputs) -> Tensor:
-        """The residual stream [T, hidden_size] before the block to the one after it."""
-        hidden = hidden + self.attention(self.attention_norm(hidden), rotation, cache, batch)
-        out: Tensor = hidden + self.mlp(self.mlp_norm(hidden))
+    def forward(
+        self, hidden: Tensor, added: Tensor | None, rotation: Rotation | None, cache: LayerCache, batch: BatchInputs
+    ) -> Tensor:
+        """What the block adds to the residual stream last. The norm after it makes the sum, in the same kernel.
+
+        Args:
+            hidden: the stream [T, hidden_size], to which `added` is still to be added; it becomes the stream between
+                the block's two parts.
+            added: [T, hidden_size]; None: nothing.
+            rotation, cache, batch: of the attention.
+        """
+        attended = self.attention(self.attention_norm(hidden, added), rotation, cache, batch)
+        out: Tensor = self.mlp(self.mlp_norm(hidden, attended))
         return out
 
 
@@ -65,11 +74,13 @@ class SandwichBlock(Block):
         self.attention_out_norm = choose.norm(spec.norm, hidden_size)
         self.mlp_out_norm = choose.norm(spec.norm, hidden_size)
 
-    def forward(self, hidden: Tensor, rotation: Rotation | None, cache: LayerCache, batch: BatchInputs) -> Tensor:
+    def forward(
+        self, hidden: Tensor, added: Tensor | None, rotation: Rotation | None, cache: LayerCache, batch: BatchInputs
+    ) -> Tensor:
         """See Block."""
-        attended = self.attention(self.attention_norm(hidden), rotation, cache, batch)
-        hidden = hidden + self.attention_out_norm(attended)
-        out: Tensor = hidden + self.mlp_out_norm(self.mlp(self.mlp_norm(hidden)))
+        attended = self.attention(self.attention_norm(hidden, added), rotation, cache, batch)
+        made = self.mlp(self.mlp_norm(hidden, self.attention_out_norm(attended)))
+        out: Tensor = self.mlp_out_norm(made)
         return out
 
 
@@ -103,11 +114,12 @@ class Decoder(nn.Module):
             The normed hidden states [T, hidden_size], for `logits`.
         """
         hidden: Tensor = self.embedding(batch.token_ids)
+        added: Tensor | None = None
         rotations = [None if isinstance(rotary, nn.Identity) else rotary(batch.positions) for rotary in self.rotaries]
         for index, block in enumerate(self.blocks):
             group = batch.of_group(cache.group_of[index])
-            hidden = block(hidden, rotations[self.rotary_of_block[index]], cache.layers[index], group)
-        normed: Tensor = self.norm(hidden)
+            added = block(hidden, added, rotations[self.rotary_of_block[index]], cache.layers[index], group)
+        normed: Tensor = self.norm(hidden, added)
         return normed
 
     @property

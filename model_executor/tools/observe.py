@@ -11,6 +11,8 @@ from typing import Final
 import torch
 from torch import Tensor, nn
 
+from model_executor.models.decoder import Block
+
 EMBEDDING: Final = "embedding"
 FINAL_NORM: Final = "final norm"
 LOGITS: Final = "logits"
@@ -36,7 +38,8 @@ class Seen:
 class Observer:
     """Watches a model within a `with`.
 
-    A block's output is hidden plus residual: what the next block reads.
+    What is seen of a block is the stream after it: its output, or for ours, which leave the last sum to the norm after
+    them, the sum of what they were given, as they changed it, and what they give.
 
     Args:
         blocks: in runtime order.
@@ -66,9 +69,12 @@ class Observer:
     def _before(self, _: nn.Module, inputs: tuple[object, ...], named: dict[str, object]) -> None:
         self._keep(EMBEDDING, inputs[0] if inputs else named["hidden_states"])
 
-    def _after(self, place: str) -> Callable[[nn.Module, object, object], None]:
-        def hook(_: nn.Module, _inputs: object, output: object) -> None:
-            self._keep(place, output[0] if isinstance(output, tuple) else output)
+    def _after(self, place: str) -> Callable[[nn.Module, tuple[object, ...], object], None]:
+        def hook(module: nn.Module, inputs: tuple[object, ...], output: object) -> None:
+            value = output[0] if isinstance(output, tuple) else output
+            if isinstance(module, Block):
+                value = inputs[0] + value  # type: ignore[operator]  # both are tensors
+            self._keep(place, value)
 
         return hook
 

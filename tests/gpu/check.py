@@ -49,12 +49,13 @@ class Section:
 # In order of importance: what comes last is cut first.
 SECTIONS: Final = (
     Section("environment:environment", 30),
-    Section("kernels:append", 40),
+    Section("layers:layers", 60, shards=3),
     Section("kernels:attention", 100, shards=6),
     Section("graphs:graphs", 60),
     Section("streams:streams", 70),
     Section("sampling:sampling", 40),
     Section("speed:model", 150),
+    Section("layers:layer_speed", 30),
     Section("speed:kernel_speed", 60),
 )
 TOTAL_SECONDS: Final = 480.0
@@ -180,6 +181,8 @@ def _inside(options: argparse.Namespace) -> int:
     report = Report(function, options.lines, device_of(dry=options.dry_run_cpu), dry=options.dry_run_cpu)
     section = getattr(importlib.import_module(f"tests.gpu.{module}"), function)
     try:
+        if options.dry_run_cpu:
+            from tests.model_executor import interpreted  # noqa: F401 - it rounds as a device does
         section(report, shard, shards)
     except Exception as error:  # noqa: BLE001 - whatever it was is reported, and the run goes on
         traceback.print_exc()

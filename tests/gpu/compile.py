@@ -1,7 +1,7 @@
 """Compiles the Triton kernels for a GPU that need not be there: `python -m tests.gpu.compile CAPABILITY SHAPES`.
 
 The launches are those of the product: its kernels run on CPU tensors with the launch replaced by a compilation. Each
-prints a line with what it takes; the status is 1 when one does not fit the GPU.
+prints a line with what a program of it takes; the status is 1 when one does not fit the GPU.
 """
 
 from __future__ import annotations
@@ -21,10 +21,16 @@ from torch import Tensor
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from model_executor.attention.triton_append import TritonAppend
 from model_executor.attention.triton_paged import Device, TritonPaged
-from model_executor.kernels import append, decode, prefill
+from model_executor.kernels import decode, gated, heads, norm, prefill
+from model_executor.layers.linear import LinearProblem
+from model_executor.layers.norm import NormProblem
+from model_executor.layers.triton_gated import TritonGate
+from model_executor.layers.triton_heads import TritonHeads
+from model_executor.layers.triton_norm import TritonNorm
+from model_executor.models.spec import NormSpec
 from tests.gpu.cases import Shape, build
+from tests.gpu.layer_cases import HeadsShape, build_heads
 
 WARP: Final = 32
 # What a program may take of shared memory, by compute capability.
@@ -32,6 +38,13 @@ SHARED_MEMORY: Final = {80: 166_912, 86: 101_376, 89: 101_376, 90: 232_448, 100:
 TYPES: Final = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16", torch.int64: "i64"}
 BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
 MIXED: Final = ((1000, 1), (0, 40))
+KERNELS: Final = (
+    (decode, ("decode_kernel", "join_kernel")),
+    (prefill, ("prefill_kernel",)),
+    (norm, ("norm_kernel",)),
+    (heads, ("heads_kernel",)),
+    (gated, ("gated_kernel",)),
+)
 
 SHAPES: Final[dict[str, tuple[Shape, ...]]] = {
     "few": (Shape(MIXED, 32, 8, 128, dtype=BF16),),
@@ -46,6 +59,36 @@ SHAPES: Final[dict[str, tuple[Shape, ...]]] = {
         Shape(MIXED, 9, 3, 64),
         Shape(MIXED, 32, 8, 128),
         Shape(MIXED, 16, 8, 256),
+    ),
+}
+NORMS: Final[dict[str, tuple[NormProblem, ...]]] = {
+    "few": (NormProblem("cuda", BF16, 4096, False, 1e-5),),
+    "all": (
+        NormProblem("cuda", BF16, 4096, False, 1e-5),
+        NormProblem("cuda", F32, 576, False, 1e-5),
+        NormProblem("cuda", BF16, 5376, True, 1e-6),
+        NormProblem("cuda", F16, 512, False, 1e-6),
+        NormProblem("cuda", F32, 16384, True, 1e-6),
+    ),
+}
+HEADS: Final[dict[str, tuple[HeadsShape, ...]]] = {
+    "few": (HeadsShape(32, 8, 128, BF16, rotary=128),),
+    "all": (
+        HeadsShape(32, 8, 128, BF16, rotary=128),
+        HeadsShape(9, 3, 64, F32, rotary=64),
+        HeadsShape(16, 8, 256, BF16, rotary=256, norm=NormSpec(1e-6, offset=True)),
+        HeadsShape(32, 4, 128, BF16, rotary=128, norm=NormSpec(1e-6), kept=F16),
+        HeadsShape(32, 32, 80, F16, rotary=32),
+    ),
+}
+GATES: Final[dict[str, tuple[LinearProblem, ...]]] = {
+    "few": (LinearProblem("cuda", BF16, 4096, 28672, False, "silu"),),
+    "all": (
+        LinearProblem("cuda", BF16, 4096, 28672, False, "silu"),
+        LinearProblem("cuda", F32, 576, 3072, False, "silu"),
+        LinearProblem("cuda", BF16, 5376, 43008, False, "gelu_tanh"),
+        LinearProblem("cuda", F16, 64, 200, False, "gelu"),
+        LinearProblem("cuda", BF16, 64, 200, False, "relu"),
     ),
 }
 
@@ -105,46 +148,62 @@ def _divides(param: Any, value: object) -> bool:
     return isinstance(value, Tensor) or (isinstance(value, int) and value % 16 == 0)
 
 
-def stack_bytes(cubin: bytes) -> int:
-    """Bytes of a thread's stack: what registers could not hold."""
+def resources(cubin: bytes) -> tuple[int, int]:
+    """Registers of a thread, and bytes of its stack: what registers could not hold."""
     tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
         text = subprocess.run([tool, "--dump-resource-usage", file.name], check=True, capture_output=True, text=True)
-    return max(int(size) for size in re.findall(r"STACK:(\d+)", text.stdout))
+    registers, stack = (max(map(int, re.findall(rf"{name}:(\d+)", text.stdout))) for name in ("REG", "STACK"))
+    return registers, stack
 
 
-def main(capability: int, shapes: tuple[Shape, ...]) -> int:
+def main(capability: int, shapes: str) -> int:
     """Compile everything; the number of kernels that do not fit."""
     wrong = 0
     title = ""
 
     def check(name: str, made: Any) -> None:
         nonlocal wrong
-        shared, stack = made.metadata.shared, stack_bytes(made.asm["cubin"])
+        shared, (registers, stack) = made.metadata.shared, resources(made.asm["cubin"])
         bad = shared > SHARED_MEMORY[capability]
         wrong += bad
-        verdict = "BAD" if bad else "ok"
-        print(f"{verdict} {name}: {title}: {shared} bytes of shared memory, {stack} of stack", flush=True)  # noqa: T201
+        line = f"{'BAD' if bad else 'ok'} {name}: {title}: {WARP * made.metadata.num_warps} threads"
+        print(f"{line}, {shared} bytes of shared memory, {registers} registers, {stack} of stack", flush=True)  # noqa: T201
 
-    for module, name in (
-        (decode, "decode_kernel"),
-        (decode, "join_kernel"),
-        (prefill, "prefill_kernel"),
-        (append, "append_kernel"),
-    ):
-        setattr(module, name, Compiler(getattr(module, name), capability, check))
+    for module, names in KERNELS:
+        for name in names:
+            setattr(module, name, Compiler(getattr(module, name), capability, check))
     device = Device(processors=132, shared_memory=SHARED_MEMORY[capability])
-    for shape in shapes:
+    for shape in SHAPES[shapes]:
         title = str(shape)
         case = build(shape, torch.device("cpu"), seed=0)
-        problem = replace(case.problem, device="cuda")
-        TritonPaged(problem, device).forward(case.query, case.cache, case.batch)
-        key = torch.zeros(4, shape.kv_heads, shape.head_dim, dtype=shape.dtype)
-        TritonAppend(problem).forward(key, key, case.cache, torch.arange(4))
+        TritonPaged(replace(case.problem, device="cuda"), device).forward(case.query, case.cache, case.batch)
+    for norm_problem in NORMS[shapes]:
+        title = str(norm_problem)
+        _norm(norm_problem)
+    for heads_shape in HEADS[shapes]:
+        title = str(heads_shape)
+        _heads(heads_shape)
+    for gate_problem in GATES[shapes]:
+        title = str(gate_problem)
+        TritonGate(gate_problem)(torch.zeros(2, gate_problem.outputs, dtype=gate_problem.dtype))
     return wrong
 
 
+def _norm(problem: NormProblem) -> None:
+    rows = torch.zeros(2, problem.size, dtype=problem.dtype)
+    kernel = TritonNorm(problem)
+    kernel.forward(rows, rows[0])
+    kernel.forward_sum(rows, rows, rows[0])
+
+
+def _heads(shape: HeadsShape) -> None:
+    case = build_heads(shape, 4, torch.device("cpu"), seed=0)
+    kernel = TritonHeads(case.problem)
+    kernel.forward(case.projected, case.rotation, case.layer.qk_norm, case.cache(), case.batch)
+
+
 if __name__ == "__main__":
-    sys.exit(min(main(int(sys.argv[1]), SHAPES[sys.argv[2]]), 1))
+    sys.exit(min(main(int(sys.argv[1]), sys.argv[2]), 1))

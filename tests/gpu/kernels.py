@@ -1,17 +1,12 @@
-"""The kernels against their references, on the device."""
+"""Attention against its oracle, on the device."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
 import torch
-from torch import Tensor
 
-from model_executor.attention.spec import AttentionProblem
-from model_executor.attention.torch_ref import IndexCopyAppend
-from model_executor.attention.triton_append import TritonAppend
 from model_executor.attention.triton_paged import TritonPaged
-from model_executor.kv_cache import LayerCache
 from tests.gpu.cases import SHAPES, TOLERANCE, Shape, build, relative_error
 from tests.gpu.report import Report
 
@@ -31,7 +26,6 @@ LARGE = (
     Shape(((0, 700), (1000, 300), (2000, 1)), 64, 1, 128, dtype=BF16),
     Shape(((0, 700), (1000, 300), (2000, 1)), 28, 4, 128, dtype=BF16),
 )
-APPENDED = ((1, 8, 128, BF16), (64, 8, 128, BF16), (8192, 8, 128, BF16), (1000, 3, 80, F16), (777, 20, 128, F32))
 
 
 def attention(report: Report, shard: int, shards: int) -> None:
@@ -46,31 +40,3 @@ def attention(report: Report, shard: int, shards: int) -> None:
         same = torch.equal(first, second)
         passed = error < TOLERANCE[shape.dtype] and same
         report.check(str(shape), passed, f"error {error:.1e}{'' if same else ', and it moves'}")
-
-
-def append(report: Report, shard: int, shards: int) -> None:
-    """Bit by bit against the indexed copy, with numbers that are not finite."""
-    for tokens, heads, width, dtype in APPENDED[:1] if report.dry else APPENDED:
-        problem = AttentionProblem(report.device.type, dtype, heads, heads, width, 16, 1.0)
-        generator = torch.Generator().manual_seed(tokens)
-        drawn = torch.randn((tokens, 3 * heads, width), generator=generator).to(dtype).to(report.device)
-        drawn.view(-1)[::1013] = float("nan")
-        drawn.view(-1)[5::1019] = float("inf")
-        drawn.view(-1)[7::1021] = float("-inf")
-        key, value = drawn[:, heads : 2 * heads], drawn[:, 2 * heads :]
-        blocks = tokens // 16 + 3
-        slots = torch.randperm(blocks * 16, generator=generator)[:tokens].to(report.device)
-        ours, theirs = (_empty(blocks, heads, width, dtype, report.device) for _ in range(2))
-        TritonAppend(problem).forward(key, value, ours, slots)
-        IndexCopyAppend(problem).forward(key, value, theirs, slots)
-        equal = torch.equal(ours.key, theirs.key) and torch.equal(ours.value, theirs.value)
-        finite = bool(ours.key.isfinite().all())
-        TritonAppend(problem).forward(-key, -value, ours, torch.full_like(slots, -1))
-        kept = torch.equal(ours.key, theirs.key)
-        name = f"{tokens} tokens of {heads}x{width} {str(dtype).removeprefix('torch.')}"
-        report.check(name, equal and finite and kept, f"equal {equal}, finite {finite}, negative slots skipped {kept}")
-
-
-def _empty(blocks: int, heads: int, width: int, dtype: torch.dtype, device: torch.device) -> LayerCache:
-    made: list[Tensor] = [torch.zeros((blocks, 16, heads, width), dtype=dtype, device=device) for _ in range(2)]
-    return LayerCache(*made)

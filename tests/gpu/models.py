@@ -6,8 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from torch import Tensor
 
-from model_executor.attention import torch_ref, torch_sdpa, triton_append, triton_paged
+from engine_core.wire.reports import KernelChoice
 from model_executor.attention.dispatch import Chooser, KernelTable
 from model_executor.batch import BatchInputs, StepRows, build_index, to_inputs
 from model_executor.graph import GraphRunner, GraphShape
@@ -63,11 +64,13 @@ class Model:
     Attributes:
         decoder, cache: of it.
         spec: of it.
+        kernels: chosen for it, with the reasons against the others.
     """
 
     decoder: Decoder
     cache: KVCache
     spec: ModelSpec
+    kernels: list[KernelChoice]
 
     def step(self, batch: BatchInputs) -> torch.Tensor:
         """Logits float32 [S, V]."""
@@ -81,12 +84,12 @@ class Model:
         return GraphRunner(self.step, shape, self.cache[0].key.device, enabled=enabled)
 
 
-def table() -> KernelTable:
-    """Triton first, as on CUDA."""
-    return KernelTable(
-        attention=(triton_paged.SPEC, torch_sdpa.SPEC, torch_ref.SPEC),
-        kv_append=(triton_append.SPEC, torch_ref.APPEND_SPEC),
-    )
+def weights(decoder: Decoder) -> dict[str, Tensor]:
+    """All weights by name, wherever a kernel keeps them."""
+    packed = {name: tensor for name, tensor in decoder.named_buffers() if name.endswith(".packed")}
+    return dict(decoder.named_parameters()) | {
+        name.removesuffix("packed") + "weight": tensor for name, tensor in packed.items()
+    }
 
 
 def make(
@@ -97,7 +100,8 @@ def make(
     Linear maps keep the variance of what they are given, as dummy weights do.
     """
     spec = sizes.spec()
-    decoder = Decoder(spec, spec.layers, Chooser(table(), dtype, device, block_size)).eval()
+    table = KernelTable()
+    decoder = Decoder(spec, spec.layers, Chooser(table, dtype, device, block_size)).eval()
     generator = torch.Generator(device).manual_seed(seed)
     for parameter in decoder.parameters():
         if parameter.ndim == 1:
@@ -107,12 +111,13 @@ def make(
             fan_in = 1 if parameter is decoder.embedding.weight else parameter.shape[0]
             bound = (3 / fan_in) ** 0.5
             parameter.data.uniform_(-bound, bound, generator=generator)
+    decoder.pack()
     shapes = [LayerShape(sizes.kv_heads, sizes.head_dim)] * sizes.layers
     cache = KVCache.allocate(shapes, blocks, block_size, dtype, device)
     for layer in cache.layers:
         layer.key.normal_(generator=generator)
         layer.value.normal_(generator=generator)
-    return Model(decoder, cache, spec)
+    return Model(decoder, cache, spec, table.explain())
 
 
 def decode_batch(

@@ -13,6 +13,9 @@ import torch
 
 Verdict = Literal["ok", "FAIL", "-"]
 
+COPY_BYTES = 4 * 2**30
+DRY_COPY = 2**20
+
 
 @dataclass(frozen=True)
 class Line:
@@ -82,6 +85,33 @@ def median_ms(work: Callable[[], object], device: torch.device, *, repeats: int 
         work()
     times = sorted(_one_ms(work, device) for _ in range(repeats))
     return times[len(times) // 2]
+
+
+def graph_ms(work: Callable[[], object], device: torch.device, *, count: int) -> float:
+    """Time of one call in milliseconds when a graph holds `count` of them; on CPU when they follow each other."""
+
+    def repeated() -> None:
+        for _ in range(count):
+            work()
+
+    if device.type != "cuda":
+        return median_ms(repeated, device, repeats=1, warm_ups=0) / count
+    work()
+    torch.cuda.synchronize(device)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        repeated()
+    return median_ms(graph.replay, device) / count
+
+
+def copy_bandwidth(report: Report) -> float:
+    """Bytes a second of a large copy, read and written bytes both counted."""
+    size = DRY_COPY if report.dry else COPY_BYTES
+    source = torch.empty(size // 2, dtype=torch.float16, device=report.device).normal_()
+    target = torch.empty_like(source)
+    rate = 2 * size / median_ms(lambda: target.copy_(source), report.device) * 1e3
+    report.note("copy bandwidth", f"{rate / 1e12:.3f} TB/s")
+    return rate
 
 
 def _one_ms(work: Callable[[], object], device: torch.device) -> float:

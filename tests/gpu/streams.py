@@ -17,7 +17,7 @@ from model_executor.graph import DEFAULT_BUCKETS
 from model_executor.runner import Launched, Runner
 from model_executor.slots import SlotLimits, Slots
 from tests.gpu.cases import relative_error
-from tests.gpu.models import SMALL, Model, Sizes, batch_of, make
+from tests.gpu.models import SMALL, Model, Sizes, batch_of, make, weights
 from tests.gpu.report import Report
 from tests.model_executor.driver import Driver, Job
 
@@ -92,8 +92,9 @@ def _check_chunks(report: Report, sizes: Sizes) -> None:
     expected = _last_logits(exact, sizes, length)
     for dtype, bound in ((torch.float32, 1e-4), (torch.bfloat16, 5e-2)):
         model = make(sizes, BLOCKS, dtype=dtype, device=report.device)
-        for mine, theirs in zip(model.decoder.parameters(), exact.decoder.parameters(), strict=True):
-            mine.data.copy_(theirs.data)
+        mine = weights(model.decoder)
+        for name, weight in weights(exact.decoder).items():
+            mine[name].data.copy_(weight.data)
         error = relative_error(_last_logits(model, sizes, length).cpu(), expected)
         name = f"logits after {length} tokens in {str(dtype).removeprefix('torch.')}"
         report.check(name, error < bound, f"error {error:.1e} against float32 on CPU")

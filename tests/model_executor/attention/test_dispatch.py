@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from model_executor.attention import torch_ref, torch_sdpa
-from model_executor.attention.dispatch import ATTENTION, KV_APPEND, Chooser, KernelTable
+from model_executor.attention.dispatch import ATTENTION, Chooser, KernelTable
 from model_executor.attention.spec import KernelSpec, Limits
 from model_executor.errors import NoKernel
 from model_executor.models.spec import AttentionSpec
@@ -41,10 +41,9 @@ def test_no_kernel_names_every_reason() -> None:
 def test_triton_comes_first_on_cuda() -> None:
     """The choice needs neither a device nor the package, only the kernel does."""
     problem = replace(make_problem(dtype=torch.bfloat16, head_dim=64, block_size=16, window=5), device="cuda")
-    for specs, name in ((ATTENTION, "triton_paged"), (KV_APPEND, "triton_append")):
-        fitting = [spec.name for spec in specs if not spec.limits.reject(problem)]
-        assert fitting[0] == name
-        assert len(fitting) > 1
+    fitting = [spec.name for spec in ATTENTION if not spec.limits.reject(problem)]
+    assert fitting[0] == "triton_paged"
+    assert len(fitting) > 1
 
 
 def test_layers_get_the_kernels_of_their_spec() -> None:

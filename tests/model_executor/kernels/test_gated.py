@@ -1,4 +1,4 @@
-"""The append kernel as a GPU would get it; what it does is tested in tests/model_executor/attention."""
+"""The gated kernel as a GPU would get it; what it does is tested in tests/model_executor/layers."""
 
 from __future__ import annotations
 
@@ -6,5 +6,5 @@ from collections.abc import Callable
 
 
 def test_compiles_for_a_hopper_gpu(compiled: Callable[[int, str], list[str]]) -> None:
-    lines = [line for line in compiled(90, "few") if "append_kernel" in line]
+    lines = [line for line in compiled(90, "few") if "gated_kernel" in line]
     assert [line.startswith("ok ") for line in lines] == [True]
