@@ -98,7 +98,7 @@ def _load(load: LoadReport | None, startup: dict[str, float]) -> str:
     facts = [
         f"revision {load.revision}",
         f"files opened: {', '.join(load.shards_opened) or 'none'}; not needed: {len(load.shards_skipped)}",
-        f"{load.bytes_read} bytes read, {load.bytes_materialized} in memory",
+        f"{load.bytes_read} bytes read, {load.bytes_materialized} in memory before kernels pack them",
         f"page cache: {page_cache_state(load.page_cache)}{share}",
         *(f"{count} tensors {state}" for state, count in load.counts.items()),
     ]

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import prod
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal
 
 import msgspec
 from msgspec import Struct
@@ -22,11 +22,12 @@ from model_executor.tools.command import Parser, add_layer_flags, run_tool
 from model_executor.tools.model import OpenModel, open_model
 from model_executor.tools.operators import REQUESTS, block_operators, outer_operators, special_requests
 from model_executor.tools.table import megabytes, table
+from model_executor.weights.footprint import Footprint
 from model_executor.weights.index import Checkpoint
 from model_executor.weights.inventory import files_of, take_stock
 from model_executor.weights.layer_plan import LayerPlan, block_classes, compact, missing_classes
 from model_executor.weights.parameters import Parameter
-from model_executor.weights.plan import plan_load
+from model_executor.weights.plan import DTYPES, plan_load
 from model_executor.weights.report import ITEM_BYTES
 
 # Ends the names of the scales of weights in 8 bits.
@@ -104,6 +105,8 @@ class PlanReport(Struct, frozen=True):
         classes: of the blocks; left_out: names of the classes of which no block is chosen.
         shards: weight files; None: the folder holds none.
         memory_bytes: of the weights, by the dtype computed in; of quantized ones, once they are plain.
+        products: what `--quantization` makes of the products: "none" or "int8".
+        cpu_bytes: what the executor keeps of the weights on a CPU, where it has its native kernels, likewise by dtype.
         kv_bytes_per_token: of all runtime layers, by dtype; kv_groups: the same by how long a token is kept.
         outer_operators: outside the blocks.
         phases: each phase, and the request that makes every operator run in it.
@@ -121,23 +124,29 @@ class PlanReport(Struct, frozen=True):
     left_out: tuple[str, ...]
     shards: Shards | None
     memory_bytes: Mapping[Dtype, int]
+    products: str
+    cpu_bytes: Mapping[Dtype, int]
     kv_bytes_per_token: Mapping[Dtype, int]
     kv_groups: tuple[KvRow, ...]
     outer_operators: tuple[str, ...]
     phases: Mapping[str, str]
 
 
-def make_report(model: OpenModel, layers: str, *, allow_missing_classes: bool) -> PlanReport:
+def make_report(
+    model: OpenModel, layers: str, *, allow_missing_classes: bool, products: Literal["none", "int8"] = "none"
+) -> PlanReport:
     """Plan and count.
 
     Raises:
-        ModelRefused: the choice or the checkpoint cannot be honoured.
+        ModelRefused: the choice, the checkpoint or its products in int8 cannot be honoured.
     """
     spec = model.spec
     plan = model.plan(layers, allow_missing_classes=allow_missing_classes)
     parameters = model.parameters(plan)
     elements = sum(prod(parameter.shape) for parameter in parameters)
     kept = sum(layer.attention.kv_elements for layer in plan.layers(spec))
+    shards = None if model.checkpoint is None else _shards(model, model.checkpoint, plan, parameters)
+    footprint = Footprint(spec, plan, parameters, _stored(model))
     return PlanReport(
         model=str(model.config.path.parent),
         architecture=spec.architecture,
@@ -149,8 +158,10 @@ def make_report(model: OpenModel, layers: str, *, allow_missing_classes: bool) -
         layer_map=plan.sources,
         classes=_rows(model, plan),
         left_out=tuple(each.name for each in missing_classes(spec, plan)),
-        shards=None if model.checkpoint is None else _shards(model, model.checkpoint, plan, parameters),
+        shards=shards,
         memory_bytes=_by_dtype(elements),
+        products=products,
+        cpu_bytes={dtype: footprint.bytes(dtype, int8=products == "int8") for dtype in DTYPES.values()},
         kv_bytes_per_token=_by_dtype(kept),
         kv_groups=_kv_groups(spec, plan),
         outer_operators=outer_operators(spec),
@@ -218,6 +229,16 @@ def _shards(model: OpenModel, checkpoint: Checkpoint, plan: LayerPlan, parameter
     )
 
 
+def _stored(model: OpenModel) -> Callable[[str], Dtype | None]:
+    """In which dtype a tensor is stored: by the headers that are there, else by config.json."""
+    checkpoint = model.checkpoint
+    if checkpoint is None:
+        # Dummy weights are drawn in float32.
+        return lambda _: None
+    read = {name: entry for file in checkpoint.opened for name, entry in checkpoint.header(file).entries.items()}
+    return lambda name: DTYPES.get(read[name].dtype, model.spec.dtype) if name in read else model.spec.dtype
+
+
 def _reckoned(model: OpenModel, known: Mapping[str, tuple[tuple[int, ...], Dtype | None]], name: str) -> int | None:
     """Bytes of a tensor whose header is not there, from its shape; None: nobody knows.
 
@@ -242,6 +263,7 @@ def _reckoned(model: OpenModel, known: Mapping[str, tuple[tuple[int, ...], Dtype
 
 def lines(report: PlanReport) -> list[str]:
     """The report for people."""
+    in_int8 = "" if report.products == "none" else f", products in {report.products}"
     text = [
         f"{report.model}: {report.architecture}, {report.blocks} blocks"
         + (
@@ -258,7 +280,8 @@ def lines(report: PlanReport) -> list[str]:
         *[f"left out: every block of {name}" for name in report.left_out],
         "",
         *_shard_lines(report),
-        _size_line("weights in memory", report.memory_bytes),
+        *([] if in_int8 else [_size_line("weights on CUDA", report.memory_bytes)]),
+        _size_line(f"weights on the CPU{in_int8}", report.cpu_bytes),
         _size_line("KV cache for each token", report.kv_bytes_per_token),
         *(map(_kv_line, report.kv_groups) if any(row.window for row in report.kv_groups) else ()),
         "",
@@ -303,12 +326,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = Parser(prog="tercet plan", description="Show what a choice of blocks needs, before any weights are read.")
     parser.add_argument("model", metavar="MODEL_DIR", help="folder with config.json; weight files may be missing")
     add_layer_flags(parser, "full")
+    parser.add_argument("--quantization", choices=("none", "int8"), default="none", help="of products (default: none)")
     parser.add_argument("--json", action="store_true", help="print JSON")
 
     def act(arguments: Sequence[str]) -> None:
         args = parser.parse_args(arguments)
         model = open_model(Path(args.model), cut=True)
-        report = make_report(model, args.layers, allow_missing_classes=args.allow_missing_classes)
+        missing, products = args.allow_missing_classes, args.quantization
+        report = make_report(model, args.layers, allow_missing_classes=missing, products=products)
         text = msgspec.json.format(msgspec.json.encode(report)).decode() if args.json else "\n".join(lines(report))
         sys.stdout.write(f"{text}\n")
 

@@ -37,6 +37,7 @@ class Parameter(Struct, frozen=True):
         transposed: the result, (out, in), is stored as (in, out).
         fill: what dummy weights are: noise, or what makes the scale of a norm one.
         dtype: whatever the model computes in; None: the model's.
+        product: a kernel of operator "linear" computes with it, and may keep it in a form of its own.
 
     The sources of a parameter of three axes, (experts, in, out), are those of one expert after the other.
     """
@@ -47,6 +48,7 @@ class Parameter(Struct, frozen=True):
     transposed: bool = False
     fill: Fill = "noise"
     dtype: Dtype | None = None
+    product: bool = False
 
 
 class IgnoreRule(Struct, frozen=True):
@@ -88,13 +90,14 @@ class NameTable(Struct, frozen=True):
 
 
 class Linear(Struct, frozen=True):
-    """A linear map of a block: widths of its outputs, one for each module it is made from."""
+    """A linear map of a block: widths of its outputs, one for each module it is made from; see Parameter."""
 
     part: str
     inputs: int
     outputs: tuple[int, ...]
     bias: bool
     dtype: Dtype | None = None
+    product: bool = True
 
 
 class Norm(Struct, frozen=True):
@@ -141,7 +144,7 @@ def outer_parameters(spec: ModelSpec, names: NameTable) -> tuple[Parameter, ...]
 def head_parameter(spec: ModelSpec, names: NameTable) -> Parameter:
     """A head of its own."""
     table = (spec.vocab_size, spec.hidden_size)
-    return Parameter(HEAD, table[::-1], (Source(names.head, table),), transposed=True)
+    return Parameter(HEAD, table[::-1], (Source(names.head, table),), transposed=True, product=True)
 
 
 def block_parameters(spec: ModelSpec, plan: LayerPlan, names: NameTable) -> Iterator[Parameter]:
@@ -198,7 +201,8 @@ def _latent(spec: AttentionSpec, hidden: int) -> tuple[Part, ...]:
         *made_queries,
         Linear("attention.down", hidden, (latent.width,), bias),
         Norm("attention.norm", (latent.kv_rank,), latent.norm),
-        Linear("attention.up", latent.kv_rank, (made,), bias=False),
+        # The kernel of the attention takes it as it is.
+        Linear("attention.up", latent.kv_rank, (made,), bias=False, product=False),
         Linear("attention.output", spec.num_heads * latent.value_dim, (hidden,), spec.output_bias),
     )
 
@@ -208,7 +212,12 @@ def _experts(spec: MlpSpec, hidden: int) -> tuple[Part, ...]:
     routing, width, shared = spec.moe.routing, spec.intermediate_size, spec.moe.shared_size
     parts: list[Part] = [
         Linear(
-            "mlp.router.scores", hidden, (routing.num_experts,), bias=False, dtype="float32" if routing.wide else None
+            "mlp.router.scores",
+            hidden,
+            (routing.num_experts,),
+            bias=False,
+            dtype="float32" if routing.wide else None,
+            product=False,
         )
     ]
     if routing.correction:
@@ -248,10 +257,11 @@ def _linear_parameters(linear: Linear, own: str, theirs: str, modules: tuple[str
     made = tuple(zip(modules, linear.outputs, strict=True))
     width = sum(linear.outputs)
     weights = tuple(Source(f"{theirs}{module}.weight", (out, linear.inputs)) for module, out in made)
-    yield Parameter(f"{own}{linear.part}.weight", (linear.inputs, width), weights, transposed=True, dtype=linear.dtype)
+    shape, dtype, product = (linear.inputs, width), linear.dtype, linear.product
+    yield Parameter(f"{own}{linear.part}.weight", shape, weights, transposed=True, dtype=dtype, product=product)
     if linear.bias:
         biases = tuple(Source(f"{theirs}{module}.bias", (out,)) for module, out in made)
-        yield Parameter(f"{own}{linear.part}.bias", (width,), biases)
+        yield Parameter(f"{own}{linear.part}.bias", (width,), biases, product=product)
 
 
 def _experts_parameter(part: Experts, own: str, theirs: str, modules: tuple[str, ...]) -> Parameter:

@@ -17,9 +17,10 @@ from model_executor.errors import ConfigRefused
 from model_executor.models.reader import read_spec
 from model_executor.tools.model import open_model
 from model_executor.tools.plan import lines, main, make_report
+from model_executor.tools.table import megabytes
 from model_executor.weights.layer_plan import plan_layers
 from tests.fixtures.families import edit_config, write_family
-from tests.fixtures.llama import parameter_shapes
+from tests.fixtures.llama import Shape, parameter_shapes
 from tests.fixtures.vision import write_conditional
 from tests.model_executor.engine import SIX, load, write_small
 from tests.model_executor.tools.giants import QWEN, V3, Tensor, qwen_tensors, v3_tensors, write_headers
@@ -215,6 +216,21 @@ def plan_text(capsys: pytest.CaptureFixture[str], folder: Path) -> str:
     """What `tercet plan` prints for people."""
     assert main([str(folder)]) == 0
     return capsys.readouterr().out
+
+
+def test_memory_by_device_and_products(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = write_small(tmp_path, Shape(hidden=64, layers=2, intermediate=64))
+    plain = report(capsys, folder)
+    narrow = report(capsys, folder, "--quantization", "int8")
+    assert (plain["products"], narrow["products"]) == ("none", "int8")
+    assert narrow["cpu_bytes"]["float32"] < plain["cpu_bytes"]["float32"]
+    assert f"weights on the CPU: {megabytes(plain['cpu_bytes']['float32'])} in float32" in plan_text(capsys, folder)
+    assert main([str(folder), "--quantization", "int8"]) == 0
+    text = capsys.readouterr().out
+    assert f"weights on the CPU, products in int8: {megabytes(narrow['cpu_bytes']['float32'])} in float32" in text
+    assert "CUDA" not in text
+    assert main([str(write_small(tmp_path / "odd", SIX)), "--quantization", "int8"]) == 3
+    assert "inputs 32: multiples of 64" in capsys.readouterr().err
 
 
 def test_memory_is_what_the_parameters_take(tmp_path: Path) -> None:
