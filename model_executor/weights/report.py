@@ -57,7 +57,7 @@ def load_table(report: LoadReport) -> list[str]:
     placed = zip(report.layer_map, report.classes, strict=True)
     rows += [f"  block {index} <- source block {source}: {name}" for index, (source, name) in enumerate(placed)]
     rows.append(f"  files: {len(report.shards_opened)} opened, {len(report.shards_skipped)} not needed")
-    rows.append(f"  bytes: {report.bytes_read} read, {report.bytes_materialized} in memory")
+    rows.append(f"  bytes: {report.bytes_read} read, {report.bytes_materialized} in memory before kernels pack them")
     share = "" if report.page_cache is None else f", {report.page_cache:.0%} of the bytes read were in memory before"
     rows.append(f"  page cache: {page_cache_state(report.page_cache)}{share}")
     return rows

@@ -24,7 +24,7 @@ def test_states_files_and_bytes(tmp_path: Path) -> None:
     assert f"  block 1 <- source block 4: {report.classes[1]}" in text
     assert f"  files: {len(report.shards_opened)} opened, {len(report.shards_skipped)} not needed" in text
     assert len(report.shards_skipped) == 36
-    assert f"  bytes: {report.bytes_read} read, {report.bytes_materialized} in memory" in text
+    assert f"  bytes: {report.bytes_read} read, {report.bytes_materialized} in memory before kernels pack them" in text
 
 
 @pytest.mark.parametrize(
