@@ -7,7 +7,7 @@ others as planned. `sample_index` keeps the plan's order, so nobody outside sees
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
@@ -94,6 +94,28 @@ class BatchIndex:
     num_decodes: int
     decode_groups: tuple[DecodeGroup, ...]
     others: tuple[GroupIndex, ...] = ()
+
+
+@dataclass(frozen=True)
+class SentIndex:
+    """The index lists of a BatchIndex as int64 tensors on the device.
+
+    Attributes:
+        others: slot_mapping and block_tables of the KV groups after the first.
+        token_slots, positions, slot_mapping, query_start, context_lens, block_tables, sample_index, sample_slots,
+            sample_positions: as there.
+    """
+
+    others: tuple[tuple[Tensor, Tensor], ...]
+    token_slots: Tensor
+    positions: Tensor
+    slot_mapping: Tensor
+    query_start: Tensor
+    context_lens: Tensor
+    block_tables: Tensor
+    sample_index: Tensor
+    sample_slots: Tensor
+    sample_positions: Tensor
 
 
 @dataclass(frozen=True)
@@ -194,32 +216,49 @@ def build_index(
     )
 
 
-def to_inputs(index: BatchIndex, token_ids: Tensor) -> BatchInputs:
+def send(index: BatchIndex, device: torch.device) -> SentIndex:
+    """The index lists on a device, in one copy: each copy by itself would take it longer than the numbers do."""
+    arrays = [index.token_slots, index.positions, index.slot_mapping, index.query_start, index.context_lens]
+    arrays += [index.block_tables, index.sample_index, index.sample_slots, index.sample_positions]
+    count = len(arrays)
+    for group in index.others:
+        arrays += [group.slot_mapping, group.block_tables]
+    sent = together_on_device(arrays, device)
+    return SentIndex(tuple(zip(sent[count::2], sent[count + 1 :: 2], strict=True)), *sent[:count])
+
+
+def to_inputs(index: BatchIndex, token_ids: Tensor, sent: SentIndex | None = None) -> BatchInputs:
     """The tensors of `index` on the device of `token_ids`.
 
     Args:
         index: of the step.
         token_ids: int64 [T], already gathered from the token table.
+        sent: the same index on the device; None: it is sent now.
     """
-    device = token_ids.device
+    sent = sent or send(index, token_ids.device)
     batch = BatchInputs(
         token_ids=token_ids,
-        positions=on_device(index.positions, device),
-        slot_mapping=on_device(index.slot_mapping, device),
-        query_start=on_device(index.query_start, device),
-        context_lens=on_device(index.context_lens, device),
-        block_tables=on_device(index.block_tables, device),
-        sample_index=on_device(index.sample_index, device),
+        positions=sent.positions,
+        slot_mapping=sent.slot_mapping,
+        query_start=sent.query_start,
+        context_lens=sent.context_lens,
+        block_tables=sent.block_tables,
+        sample_index=sent.sample_index,
         query_lens=np.diff(index.query_start).tolist(),
         context_lens_host=index.context_lens.tolist(),
         num_decodes=index.num_decodes,
         decode_groups=index.decode_groups,
     )
-    if not index.others:
-        return batch
-    return batch.with_groups(
-        (on_device(group.slot_mapping, device), on_device(group.block_tables, device)) for group in index.others
-    )
+    return batch.with_groups(sent.others) if sent.others else batch
+
+
+def together_on_device(arrays: Sequence[Ints], device: torch.device) -> list[Tensor]:
+    """See on_device; elsewhere than on CPU the tensors are parts of one."""
+    if device.type == "cpu":
+        return [on_device(array, device) for array in arrays]
+    flat = on_device(np.concatenate([array.ravel() for array in arrays]), device)
+    parts = torch.split(flat, [array.size for array in arrays])
+    return [part.view(array.shape) for part, array in zip(parts, arrays, strict=True)]
 
 
 def on_device(array: npt.NDArray[np.generic], device: torch.device) -> Tensor:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from engine_core.wire.executor import StepPlan, StepResult
-from model_executor.batch import BatchIndex, BatchInputs, StepRows, build_index, to_inputs
+from model_executor.batch import BatchIndex, BatchInputs, SentIndex, StepRows, build_index, send, to_inputs
 from model_executor.device import to_host
 from model_executor.errors import PlanInvalid
 from model_executor.graph import GraphRunner, GraphShape
@@ -116,8 +116,9 @@ class Runner:
             raise PlanInvalid("tokens of a step", f"at most {self._max_tokens}", tokens)
         table, *others = self._slots.block_tables
         index = build_index(rows, table, self.cache.block_size, *others)
-        batch = to_inputs(index, self._slots.gather(index))
-        token_ids, logprobs = self._step(batch, index)
+        sent = send(index, self._device)
+        batch = to_inputs(index, self._slots.gather(sent), sent)
+        token_ids, logprobs = self._step(batch, index, sent)
         return Launched(
             epoch=plan.epoch,
             step=plan.step,
@@ -194,13 +195,13 @@ class Runner:
         for greedy in (True, False):
             sample(logits, _warm_up_rows(greedy), self._sample_vocab_size)[0].tolist()
 
-    def _step(self, batch: BatchInputs, index: BatchIndex) -> tuple[Tensor | None, Logprobs | None]:
+    def _step(self, batch: BatchInputs, index: BatchIndex, sent: SentIndex) -> tuple[Tensor | None, Logprobs | None]:
         if not len(index.sample_index):
             self._forward(batch)
             return None, None
         rows = self._slots.sampling(index)
         token_ids, logprobs = sample(self._logits(batch), rows, self._sample_vocab_size)
-        self._slots.write(index, token_ids)
+        self._slots.write(sent, token_ids)
         return token_ids, logprobs
 
     def _logits(self, batch: BatchInputs) -> Tensor:

@@ -87,6 +87,8 @@ def sample(logits: Tensor, rows: SampleRows, vocab_size: int) -> tuple[Tensor, L
     Returns:
         int64 [S] token ids, and the log-probabilities if any row asked.
     """
+    if rows.greedy.all() and not len(rows.banned_rows) and (rows.logprobs < 0).all():
+        return distribution.likeliest(logits[:, :vocab_size]), None
     raw = distribution.finite(logits[:, :vocab_size])
     allowed = _ban(raw, rows)
     if rows.greedy.all():

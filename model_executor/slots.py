@@ -16,7 +16,7 @@ from torch import Tensor
 
 from engine_core.wire.codec import unpack_ids
 from engine_core.wire.executor import Row, SlotFill
-from model_executor.batch import BatchIndex, Ints, StepRows, on_device
+from model_executor.batch import BatchIndex, Ints, SentIndex, StepRows, on_device
 from model_executor.errors import PlanInvalid
 from model_executor.sampler import SampleRows
 
@@ -135,26 +135,22 @@ class Slots:
         _check_all("rows.start + rows.count", "within the slot's blocks", ends, ends <= held)
         return StepRows(slots, starts, counts, samples.astype(np.bool_))
 
-    def gather(self, index: BatchIndex) -> Tensor:
+    def gather(self, sent: SentIndex) -> Tensor:
         """Token ids of a batch, int64 [T] on the device.
 
         Raises:
             PlanInvalid: with `debug`: an id that was never written, or is outside the vocabulary.
         """
-        device = self._tokens.device
-        places = (on_device(index.token_slots, device), on_device(index.positions, device))
-        ids = self._tokens[places].long()
+        ids = self._tokens[sent.token_slots, sent.positions].long()
         if self._debug:
             wrong = ids[(ids < 0) | (ids >= self._limits.vocab_size)]
             if len(wrong):
                 raise PlanInvalid("token ids fed", f"0 .. {self._limits.vocab_size - 1}", wrong[0].item())
         return ids
 
-    def write(self, index: BatchIndex, token_ids: Tensor) -> None:
+    def write(self, sent: SentIndex, token_ids: Tensor) -> None:
         """Put sampled tokens [S] where the next step reads them."""
-        device = self._tokens.device
-        places = (on_device(index.sample_slots, device), on_device(index.sample_positions, device))
-        self._tokens.index_put_(places, token_ids.int())
+        self._tokens.index_put_((sent.sample_slots, sent.sample_positions), token_ids.int())
 
     def sampling(self, index: BatchIndex) -> SampleRows:
         """How the rows that sample are sampled, in the plan's order."""

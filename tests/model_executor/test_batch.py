@@ -1,11 +1,13 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from model_executor.batch import BatchIndex, DecodeGroup, StepRows, build_index, to_inputs
+from model_executor import batch as batch_module
+from model_executor.batch import BatchIndex, DecodeGroup, SentIndex, StepRows, build_index, send, to_inputs
 
 BLOCK = 4
 
@@ -104,6 +106,28 @@ def test_tensors_say_what_the_lists_say() -> None:
         tensor = getattr(batch, name)
         assert tensor.dtype == torch.int64
         assert tensor.tolist() == getattr(index, name).tolist()
+
+
+def test_a_device_gets_all_lists_in_one_copy(monkeypatch: pytest.MonkeyPatch) -> None:
+    copies: list[np.ndarray] = []
+
+    def copied(array: np.ndarray, device: torch.device) -> torch.Tensor:
+        copies.append(array)
+        return torch.from_numpy(array.copy())
+
+    rows = make_rows((0, 0, 3, True), (1, 7, 1, False))
+    index = build_index(rows, make_table(2, 3), BLOCK, make_table(2, 3) + 50)
+    here = send(index, torch.device("cpu"))
+    monkeypatch.setattr(batch_module, "on_device", copied)
+    there = send(index, torch.device("meta"))
+    assert len(copies) == 1
+    for name in SentIndex.__dataclass_fields__:
+        one, other = getattr(here, name), getattr(there, name)
+        if name == "others":
+            one, other = one[0][1], other[0][1]
+        assert torch.equal(one, other), name
+    assert torch.equal(here.others[0][0], there.others[0][0])
+    assert here.sample_slots.tolist() == index.sample_slots.tolist()
 
 
 def test_what_kernels_derive_is_made_once_a_step() -> None:

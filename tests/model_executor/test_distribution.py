@@ -93,6 +93,10 @@ def test_finite() -> None:
     clean = [[1.0, 2.0], [-inf, 1.0], [0.0, 0.0], [0.0, 0.0], [largest, 0.0], [-inf, 5.0]]
     assert distribution.finite(logits).tolist() == clean
     assert torch.equal(distribution.finite(logits[:1]), logits[:1])
+    first = [1, 1, 0, 0, 0, 1]
+    assert distribution.likeliest(logits).tolist() == distribution.greedy(distribution.finite(logits)).tolist() == first
+    # What a device takes the largest of.
+    assert distribution.greedy(distribution._without_nan(logits)).tolist() == first
 
 
 @settings(max_examples=150, deadline=None)

@@ -10,7 +10,7 @@ from engine_core.wire.codec import pack_ids
 from engine_core.wire.errors import MalformedFrame
 from engine_core.wire.executor import Row, SlotFill
 from engine_core.wire.sampling import SamplingParams
-from model_executor.batch import BatchIndex, build_index
+from model_executor.batch import BatchIndex, SentIndex, build_index, send
 from model_executor.errors import PlanInvalid
 from model_executor.slots import SlotLimits, Slots
 
@@ -40,17 +40,21 @@ def index_of(slots: Slots, *rows: Row) -> BatchIndex:
     return build_index(slots.rows(rows), slots.block_tables[0], LIMITS.block_size)
 
 
+def sent(index: BatchIndex) -> SentIndex:
+    return send(index, torch.device("cpu"))
+
+
 def test_tokens_are_read_back_and_chained() -> None:
     slots = make_slots()
     slots.fill(fill(1, blocks=[[5]]))
     first = index_of(slots, Row(1, 0, 3, [], True))
-    assert slots.gather(first).tolist() == [7, 8, 9]
-    slots.write(first, torch.tensor([33]))
+    assert slots.gather(sent(first)).tolist() == [7, 8, 9]
+    slots.write(sent(first), torch.tensor([33]))
     second = index_of(slots, Row(1, 3, 1, [], True))
-    assert slots.gather(second).tolist() == [33]
-    slots.write(second, torch.tensor([34]))
+    assert slots.gather(sent(second)).tolist() == [33]
+    slots.write(sent(second), torch.tensor([34]))
     third = index_of(slots, Row(1, 4, 1, [[2]], True))
-    assert slots.gather(third).tolist() == [34]
+    assert slots.gather(sent(third)).tolist() == [34]
     assert third.slot_mapping.tolist() == [2 * 4]
     assert third.block_tables.tolist() == [[5, 2]]
 
@@ -60,7 +64,7 @@ def test_the_last_token_of_a_full_sequence_has_a_place() -> None:
     slots.fill(fill(ids=list(range(10)), blocks=[[0, 1, 2]]))
     index = index_of(slots, Row(0, 0, 10, [], True))
     assert index.sample_positions.tolist() == [10]
-    slots.write(index, torch.tensor([1]))
+    slots.write(sent(index), torch.tensor([1]))
 
 
 def test_a_fill_forgets_what_was_there() -> None:
@@ -68,18 +72,18 @@ def test_a_fill_forgets_what_was_there() -> None:
     slots.fill(fill(ids=[1, 2, 3, 4, 5], blocks=[[0, 1]]))
     slots.fill(fill(ids=[6], blocks=[[7]]))
     assert slots.block_tables[0][0].tolist() == [7, 8, 8]
-    assert slots.gather(index_of(slots, Row(0, 0, 1, [], True))).tolist() == [6]
+    assert slots.gather(sent(index_of(slots, Row(0, 0, 1, [], True)))).tolist() == [6]
     with pytest.raises(PlanInvalid, match="token ids fed: -1"):
-        slots.gather(index_of(slots, Row(0, 0, 2, [], True)))
+        slots.gather(sent(index_of(slots, Row(0, 0, 2, [], True))))
 
 
 def test_debug_refuses_a_token_outside_the_vocabulary() -> None:
     slots = make_slots(debug=True)
     slots.fill(fill())
     index = index_of(slots, Row(0, 0, 3, [], True))
-    slots.write(index, torch.tensor([50]))
+    slots.write(sent(index), torch.tensor([50]))
     with pytest.raises(PlanInvalid, match=r"token ids fed: 50: allowed is 0 \.\. 49"):
-        slots.gather(index_of(slots, Row(0, 3, 1, [], True)))
+        slots.gather(sent(index_of(slots, Row(0, 3, 1, [], True))))
 
 
 @pytest.mark.parametrize(
