@@ -3,6 +3,7 @@
 The kernels there compute in float32. They keep the weight of a product in panels of 32 columns, in the narrowest
 numbers that hold it exactly, or in int8; a tied head has panels beside the embedding's table. All else is kept in
 float32: the table, norms, experts, and the tables of the rotation. A bias lies beside its panels and is not counted.
+Products whose gate is not among GATES are left to torch.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ PANEL: Final = 32
 # Of int8: inputs that are turned together, and the most that share where their sums begin.
 TURNED: Final = 64
 MAX_GROUP: Final = 256
+GATES: Final = ("silu", "gelu_tanh")
 
 
 class Footprint:
@@ -44,6 +46,11 @@ class Footprint:
         self._spec = spec
         self._parameters = parameters
         self._stored = {source.name: stored(source.name) for each in parameters for source in each.sources}
+        gates = [layer.mlp.activation for layer in plan.layers(spec)]
+        left = [f"blocks.{runtime}.mlp." for runtime, gate in enumerate(gates) if gate not in GATES]
+        self._left_to_torch = {
+            f"{mlp}{part}gate_up.{kind}" for mlp in left for part in ("", "shared.") for kind in ("weight", "bias")
+        }
         self._ropes = {layer.attention.rope for layer in plan.layers(spec)} - {None}
 
     def bytes(self, dtype: Dtype, *, int8: bool) -> int:
@@ -66,7 +73,8 @@ class Footprint:
         return kept + sum(self._spec.max_model_len * rope.rotary_dim * FLOAT for rope in self._ropes if rope)
 
     def _kept(self, parameter: Parameter, dtype: Dtype, *, int8: bool) -> int:
-        if not parameter.product:
+        left = parameter.name in self._left_to_torch
+        if not parameter.product or (left and not int8):
             return prod(parameter.shape) * FLOAT
         if not parameter.transposed:
             return 0
@@ -75,7 +83,7 @@ class Footprint:
             return panel_bytes(inputs, outputs, self._item(parameter, dtype))
         if inputs % TURNED:
             raise NoKernel("linear", f"{parameter.name} in int8", {"int8": [f"inputs {inputs}: multiples of {TURNED}"]})
-        return int8_bytes(inputs, outputs)
+        return outputs * (inputs + FLOAT) if left else int8_bytes(inputs, outputs)
 
     def _item(self, parameter: Parameter, dtype: Dtype) -> int:
         found = {self._stored[source.name] for source in parameter.sources}

@@ -66,6 +66,13 @@ def test_every_dtype_of_run_and_file(
     check(write_rand(tmp_path, shape=shape, dtype=stored), "0,2", dtype, products)
 
 
+@pytest.mark.parametrize("products", PRODUCTS)
+@pytest.mark.parametrize("gate", ["relu", "gelu"])
+def test_gates_that_are_left_to_torch(tmp_path: Path, gate: str, products: Products) -> None:
+    shape = Shape(hidden=64, layers=3, intermediate=192, vocab=300, max_position=256, mlp_bias=True)
+    check(write_rand(tmp_path, shape=shape, dtype="bfloat16", config={"hidden_act": gate}), products=products)
+
+
 @pytest.mark.parametrize("name", KEPT)
 def test_every_family(tmp_path: Path, name: str) -> None:
     check(write_model(tmp_path, name), ",".join(map(str, KEPT[name])))
@@ -106,6 +113,7 @@ def test_widths_that_int8_does_not_take_are_refused(tmp_path: Path) -> None:
 
 def test_the_numbers_are_those_of_the_kernels() -> None:
     assert footprint.PANEL == linear.PANEL
+    assert {None, *footprint.GATES} == set(linear.FINISH)
     assert (footprint.TURNED, footprint.MAX_GROUP) == (int8.TURNED, int8.MAX_GROUP)
     native = load_native(1)
     for inputs in (64, 128, 192, 320, 448, 576, 1536, 8960):
