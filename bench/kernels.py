@@ -1,16 +1,19 @@
 """Kernels against the roofline (Williams et al., 2009): what they must move and compute, at the machine's own limits.
 
-A case is one KernelCase; CASES lists what makes them. To measure another kernel, add a maker.
+A case is one KernelCase; CASES lists what makes them, each with the kernel that the registry chooses for a float32
+model on this machine. To measure another kernel, add a maker. What must be moved is counted as if nothing were in a
+cache: where the numbers of a small case are in one, more than the whole of the memory's speed can be reached.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import torch
 from torch import Tensor
@@ -20,8 +23,15 @@ from model_executor.attention.dispatch import KernelTable
 from model_executor.attention.spec import AttentionProblem
 from model_executor.batch import BatchInputs, DecodeGroup
 from model_executor.kv_cache import LayerCache
+from model_executor.layers.heads import HeadsProblem
+from model_executor.layers.linear import Linear, LinearProblem
+from model_executor.layers.norm import NormProblem
+from model_executor.layers.rotary import Rotary
+from model_executor.models.spec import RopeSpec
+from model_executor.native.library import Native
 
 BLOCK_SIZE: Final = 16
+HEAD_COPIES: Final = 2
 LEAST_S: Final = 0.4
 FEWEST_ROUNDS: Final = 5
 MOST_ROUNDS: Final = 1000
@@ -103,34 +113,108 @@ def measure_case(case: KernelCase, calls: int, ceilings: Ceilings) -> dict[str, 
     }
 
 
-def matrix_products(shape: Shape, rows: int) -> Iterator[KernelCase]:
-    """The products of a block, as torch computes them with the weight as (in, out)."""
-    widths = {
-        "qkv": (shape.hidden, (shape.heads + 2 * shape.kv_heads) * shape.head_dim),
-        "out": (shape.heads * shape.head_dim, shape.hidden),
-        "gate and up": (shape.hidden, 2 * shape.intermediate),
-        "down": (shape.intermediate, shape.hidden),
-    }
-    for name, (inputs, outputs) in widths.items():
-        weights = [torch.randn(inputs, outputs) for _ in range(shape.layers)]
-        x = torch.randn(rows, inputs)
-        moved = 4 * (inputs * outputs + rows * (inputs + outputs))
-        run = _in_turn(weights, x.matmul)
-        yield KernelCase(f"torch {name}, {rows} rows", moved, 2 * rows * inputs * outputs, "float32", run)
+def products(native: Native | None, shape: Shape, rows: int) -> Iterator[KernelCase]:
+    """The products of a block and the head, in float32 and but for the head in int8."""
+    qkv = (shape.heads + 2 * shape.kv_heads) * shape.head_dim
+    for int8 in (False, True):
+        yield _product(native, "qkv", _linear(shape.hidden, qkv, int8=int8), rows, shape.layers)
+        yield _product(
+            native, "out", _linear(shape.heads * shape.head_dim, shape.hidden, int8=int8), rows, shape.layers
+        )
+        gate_up = dataclasses.replace(_linear(shape.hidden, 2 * shape.intermediate, int8=int8), gate="silu")
+        yield _product(native, "gate and up", gate_up, rows, shape.layers)
+        yield _product(native, "down", _linear(shape.intermediate, shape.hidden, int8=int8), rows, shape.layers)
+    yield _product(native, "head", _linear(shape.hidden, shape.vocab, int8=False), rows, HEAD_COPIES)
 
 
-def decode_attention(shape: Shape, rows: int) -> Iterator[KernelCase]:
-    """Attention of one query a row over the paged cache, with the kernel that the registry chooses."""
-    yield _attention(shape, rows, queries=1)
+def _linear(inputs: int, outputs: int, *, int8: bool) -> LinearProblem:
+    return LinearProblem("cpu", torch.float32, inputs, outputs, bias=False, int8=int8)
 
 
-def prefill_attention(shape: Shape, rows: int) -> Iterator[KernelCase]:
-    """Attention of whole prompts, with the kernel that the registry chooses."""
-    yield _attention(shape, rows, queries=shape.context)
+def _product(native: Native | None, part: str, problem: LinearProblem, rows: int, copies: int) -> KernelCase:
+    table = KernelTable(native=native)
+    kernel = table.linear(problem)
+    layers = [
+        Linear(
+            *(problem.inputs, problem.outputs),
+            bias=False,
+            dtype=torch.float32,
+            device=torch.device("cpu"),
+            gate=problem.gate,
+            kernel=kernel,
+        )
+        for _ in range(copies)
+    ]
+    for layer in layers:
+        # Like the weights of most checkpoints, these have a bfloat16's digits.
+        layer.weight.copy_(torch.randn(problem.inputs, problem.outputs).bfloat16())
+        layer.pack()
+    kept = layers[0].product
+    held = kept.packed.nbytes if kept else layers[0].weight.nbytes
+    width = problem.outputs // (2 if problem.gate else 1)
+    x = torch.randn(rows, problem.inputs)
+    return KernelCase(
+        name=f"{table.explain()[0].chosen} {part}{' in int8' if problem.int8 else ''}, {rows} rows",
+        bytes=held + 4 * rows * (problem.inputs + width),
+        operations=2 * rows * problem.inputs * problem.outputs,
+        numbers="int8" if problem.int8 else "float32",
+        run=_in_turn(layers, lambda layer: layer(x)),
+    )
 
 
-def _attention(shape: Shape, rows: int, queries: int) -> KernelCase:
-    problem = AttentionProblem(
+def norm(native: Native | None, shape: Shape, rows: int) -> Iterator[KernelCase]:
+    """The norm before attention and before the feed-forward part."""
+    table = KernelTable(native=native)
+    kernel = table.norm(NormProblem("cpu", torch.float32, shape.hidden, offset=False, eps=1e-5))
+    hidden = [torch.randn(rows, shape.hidden) for _ in range(shape.layers)]
+    weight = torch.randn(shape.hidden)
+    yield KernelCase(
+        name=f"{table.explain()[0].chosen} norm, {rows} rows",
+        bytes=4 * (2 * rows + 1) * shape.hidden,
+        operations=4 * rows * shape.hidden,
+        numbers="float32",
+        run=_in_turn(hidden, lambda x: kernel.forward(x, weight)),
+    )
+
+
+def rotation_and_append(native: Native | None, shape: Shape, rows: int) -> Iterator[KernelCase]:
+    """What stands between the projection of one token of each row and its attention, where one kernel does it."""
+    table = KernelTable(native=native)
+    kernel = table.heads(_heads_problem(shape))
+    if kernel is None:
+        return
+    spec = RopeSpec(kind="default", theta=10000.0, rotary_dim=shape.head_dim, reach=shape.context)
+    batch = batch_of(rows, 1, shape.context)
+    rotation = Rotary(spec, shape.context, torch.float32, torch.device("cpu"))(batch.positions)
+    width = (shape.heads + 2 * shape.kv_heads) * shape.head_dim
+    data = [(torch.randn(rows, width), cache) for cache in _caches(shape, rows)]
+    yield KernelCase(
+        name=f"{table.explain()[-1].chosen} rotation and append, {rows} rows",
+        bytes=4 * rows * 2 * width,
+        operations=3 * rows * (shape.heads + shape.kv_heads) * shape.head_dim,
+        numbers="float32",
+        run=_in_turn(data, lambda one: kernel.forward(one[0], rotation, None, one[1], batch)),
+    )
+
+
+def decode_attention(native: Native | None, shape: Shape, rows: int) -> Iterator[KernelCase]:
+    """Attention of one query a row over the paged cache."""
+    yield _attention(native, shape, rows, queries=1)
+
+
+def prefill_attention(native: Native | None, shape: Shape, rows: int) -> Iterator[KernelCase]:
+    """Attention of whole prompts."""
+    yield _attention(native, shape, rows, queries=shape.context)
+
+
+def _heads_problem(shape: Shape) -> HeadsProblem:
+    sizes = (shape.heads, shape.kv_heads, shape.head_dim)
+    return HeadsProblem("cpu", torch.float32, *sizes, BLOCK_SIZE, rope="rope", qk_norm=False)
+
+
+def _attention_problem(shape: Shape, table: KernelTable) -> AttentionProblem:
+    before = table.heads(_heads_problem(shape))
+    return AttentionProblem(
         device="cpu",
         dtype=torch.float32,
         num_heads=shape.heads,
@@ -138,22 +222,29 @@ def _attention(shape: Shape, rows: int, queries: int) -> KernelCase:
         head_dim=shape.head_dim,
         block_size=BLOCK_SIZE,
         scale=shape.head_dim**-0.5,
+        layout="plain" if before is None else before.layout,
     )
-    table = KernelTable()
-    kernel = table.attention(problem)
+
+
+def _caches(shape: Shape, rows: int) -> list[LayerCache]:
+    """A layer's cache for each layer, with room for so many rows."""
+    size = (rows * -(-shape.context // BLOCK_SIZE) + 1, BLOCK_SIZE, shape.kv_heads, shape.head_dim)
+    return [LayerCache(torch.randn(size), torch.randn(size)) for _ in range(shape.layers)]
+
+
+def _attention(native: Native | None, shape: Shape, rows: int, queries: int) -> KernelCase:
+    table = KernelTable(native=native)
+    kernel = table.attention(_attention_problem(shape, table))
     batch = batch_of(rows, queries, shape.context)
-    blocks = rows * -(-shape.context // BLOCK_SIZE) + 1
-    size = (blocks, BLOCK_SIZE, shape.kv_heads, shape.head_dim)
-    caches = [LayerCache(torch.randn(size), torch.randn(size)) for _ in range(shape.layers)]
     query = torch.randn(rows * queries, shape.heads, shape.head_dim)
     kv_bytes = 4 * rows * shape.context * 2 * shape.kv_heads * shape.head_dim
     pairs = rows * sum(shape.context - back for back in range(queries))
     return KernelCase(
-        name=f"{table.explain()[0].chosen} {'decode' if queries == 1 else 'prefill'}, {rows} rows of {shape.context}",
+        name=f"{table.explain()[-1].chosen} {'decode' if queries == 1 else 'prefill'}, {rows} rows of {shape.context}",
         bytes=kv_bytes + 2 * 4 * query.numel(),
         operations=4 * pairs * shape.heads * shape.head_dim,
         numbers="float32",
-        run=_in_turn(caches, lambda cache: kernel.forward(query, cache, batch)),
+        run=_in_turn(_caches(shape, rows), lambda cache: kernel.forward(query, cache, batch)),
     )
 
 
@@ -184,9 +275,8 @@ def _in_turn(data: Sequence[Any], work: Callable[[Any], Tensor]) -> Callable[[],
     return lambda: work(next(turns))
 
 
-# What makes the cases of so many rows.
-CASES: Final[tuple[Callable[[Shape, int], Iterator[KernelCase]], ...]] = (
-    matrix_products,
-    decode_attention,
-    prefill_attention,
-)
+Maker: TypeAlias = Callable[[Native | None, Shape, int], Iterator[KernelCase]]
+# What makes the cases of so many rows of one token.
+CASES: Final[tuple[Maker, ...]] = (products, norm, rotation_and_append, decode_attention, prefill_attention)
+# And of so many tokens of prompts.
+TOKEN_CASES: Final[tuple[Maker, ...]] = (products, norm)

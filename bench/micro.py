@@ -139,21 +139,28 @@ def pool_costs(repeats: int) -> Iterator[dict[str, Any]]:
         yield {"part": "pool", "name": f"{count} blocks taken and released", "us": spent}
 
 
-def kernel_costs(rows: Sequence[int], context: int) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """Every kernel case at these rows, and the ceilings that they were measured against."""
+def kernel_costs(
+    rows: Sequence[int], tokens: Sequence[int], context: int, threads: int | None
+) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """Every kernel case at these rows and these tokens of prompts, and the ceilings that they were measured against."""
     import torch
 
     from bench.ceilings import measure_ceilings
-    from bench.kernels import CASES, Shape, measure_case
+    from bench.kernels import CASES, TOKEN_CASES, Shape, measure_case
+    from model_executor.native.library import load_native
 
+    if threads:
+        torch.set_num_threads(threads)
+    native = load_native(torch.get_num_threads())
     shape = Shape(context=context)
+    makers = [(make, count) for make in CASES for count in rows]
+    makers += [(make, count) for make in TOKEN_CASES for count in tokens]
     with torch.inference_mode():
         ceilings = measure_ceilings()
-        makers = [(make, count) for make in CASES for count in rows]
         found = [
             measure_case(case, shape.layers, ceilings)
             for make, count in tqdm(makers, unit="kernel", file=sys.stderr, disable=None)
-            for case in make(shape, count)
+            for case in make(native, shape, count)
         ]
     return found, to_builtins(ceilings)
 
@@ -162,6 +169,14 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     """Declare the flags."""
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS), help="default: all")
     parser.add_argument("--rows", metavar="N", type=int, nargs="+", default=[1, 8, 32], help="default: 1 8 32")
+    parser.add_argument(
+        "--tokens",
+        metavar="N",
+        type=int,
+        nargs="*",
+        default=[128, 512],
+        help="of prompts, for kernels (default: 128 512)",
+    )
     parser.add_argument("--steps", metavar="N", type=int, default=300, help="calls of each (default: 300)")
     parser.add_argument("--context", metavar="N", type=int, default=272, help="tokens in the cache (default: 272)")
     parser.add_argument("--cpu-threads", metavar="N", type=int, help="of the kernels (default: the cores)")
@@ -170,8 +185,8 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Measure and deliver."""
-    if min(*args.rows, args.steps, args.context) < 1:
-        raise UsageError("--rows, --steps, --context: must be at least 1")
+    if min(*args.rows, *args.tokens, args.steps, args.context) < 1:
+        raise UsageError("--rows, --tokens, --steps, --context: must be at least 1")
     results: list[dict[str, Any]] = []
     if not {"scheduler", "wire"}.isdisjoint(args.parts):
         results += [one for rows in args.rows for one in step_costs(rows, args.steps) if one["part"] in args.parts]
@@ -179,11 +194,7 @@ def run(args: argparse.Namespace) -> int:
         results += pool_costs(args.steps)
     ceilings: dict[str, Any] = {}
     if "kernels" in args.parts:
-        if args.cpu_threads:
-            import torch
-
-            torch.set_num_threads(args.cpu_threads)
-        found, ceilings = kernel_costs(args.rows, args.context)
+        found, ceilings = kernel_costs(args.rows, args.tokens, args.context, args.cpu_threads)
         results += found
         print(told(ceilings), file=sys.stderr)
     record = make_record(

@@ -2,33 +2,69 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 import torch
 
 from bench.ceilings import Ceilings, best
-from bench.kernels import CASES, KernelCase, Shape, batch_of, decode_attention, measure_case, roofline_s
+from bench.kernels import (
+    CASES,
+    TOKEN_CASES,
+    KernelCase,
+    Shape,
+    batch_of,
+    decode_attention,
+    measure_case,
+    products,
+    roofline_s,
+)
 from model_executor.attention.spec import AttentionProblem
 from model_executor.attention.torch_ref import SPEC as REFERENCE
 from model_executor.kv_cache import LayerCache
+from model_executor.native.library import Native, load_native
 
-SMALL = Shape(layers=2, hidden=24, intermediate=32, heads=4, kv_heads=2, head_dim=16, vocab=64, context=40)
+SMALL = Shape(layers=2, hidden=64, intermediate=128, heads=4, kv_heads=2, head_dim=16, vocab=64, context=40)
 CEILINGS = Ceilings(bytes_per_s=1e9, operations_per_s={"float32": 1e10, "int8": 1e11}, threads=1)
 
 
-@pytest.mark.parametrize("make", CASES)
+@pytest.fixture(scope="module")
+def native() -> Native:
+    return load_native(1)
+
+
+@pytest.mark.parametrize("make", [*CASES, *TOKEN_CASES])
 @pytest.mark.parametrize("rows", [1, 3])
-def test_every_case_runs(make: object, rows: int) -> None:
+@torch.inference_mode()
+def test_every_case_runs(native: Native, make: object, rows: int) -> None:
     assert callable(make)
-    for case in make(SMALL, rows):
-        first, second = case.run(), case.run()
-        assert isinstance(first, torch.Tensor)
+    for case in make(native, SMALL, rows):
+        first = case.run().clone()
         # Calls that follow each other work on different data.
-        assert not torch.equal(first, second)
+        assert not torch.equal(first, case.run())
         assert min(case.bytes, case.operations) > 0
+        assert case.name.split()[0].endswith(native.name), case.name
 
 
-def test_attention_counts_the_cache_that_it_reads() -> None:
-    (case,) = decode_attention(SMALL, 3)
+@torch.inference_mode()
+def test_cases_without_the_library_are_torch_s() -> None:
+    shape = dataclasses.replace(SMALL, layers=1)
+    names = [case.name.split()[0] for make in CASES if make is not products for case in make(None, shape, 2)]
+    assert names == ["torch_norm", "torch_sdpa", "torch_sdpa"]
+
+
+@torch.inference_mode()
+def test_a_product_counts_the_weight_as_it_is_kept(native: Native) -> None:
+    cases = {case.name.partition(" ")[2]: case for case in products(native, SMALL, 3)}
+    assert cases["down, 3 rows"].bytes == 2 * 128 * 64 + 4 * 3 * (128 + 64)
+    assert cases["down in int8, 3 rows"].bytes < cases["down, 3 rows"].bytes
+    assert cases["gate and up, 3 rows"].bytes == 2 * 64 * 256 + 4 * 3 * (64 + 128)
+    assert cases["gate and up, 3 rows"].operations == 2 * 3 * 64 * 256
+    assert (cases["down, 3 rows"].numbers, cases["down in int8, 3 rows"].numbers) == ("float32", "int8")
+
+
+def test_attention_counts_the_cache_that_it_reads(native: Native) -> None:
+    (case,) = decode_attention(native, SMALL, 3)
     cache = 3 * 40 * 2 * 2 * 16 * 4
     assert case.bytes == cache + 2 * 3 * 4 * 16 * 4
     # A product and a sum for each element of key and value, for each query head.
