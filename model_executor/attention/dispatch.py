@@ -12,13 +12,13 @@ from model_executor.attention import mla, mla_absorbed, torch_matmul, torch_ref,
 from model_executor.attention.mla import LatentAppendKernel, LatentKernels, MlaKernel, MlaProblem, MlaSpec
 from model_executor.attention.spec import AppendKernel, AttentionKernel, AttentionProblem, KernelSpec
 from model_executor.errors import NoKernel
-from model_executor.layers import norm, triton_gated, triton_heads, triton_norm
+from model_executor.layers import triton_gated, triton_heads, triton_norm
 from model_executor.layers.attention import LayerKernels
 from model_executor.layers.experts import GROUPED_SPEC, LOOP_SPEC, ExpertsKernel, ExpertsProblem, ExpertsSpec
 from model_executor.layers.heads import SEPARATE_SPEC, HeadsKernel, HeadsProblem, HeadsSpec
 from model_executor.layers.int8 import INT8_SPEC
 from model_executor.layers.linear import UNPACKED_SPEC, Linear, LinearKernel, LinearProblem, LinearSpec
-from model_executor.layers.norm import NormKernel, NormKernelSpec, NormProblem, RmsNorm
+from model_executor.layers.norm import TORCH_SPEC, NormKernel, NormKernelSpec, NormProblem, RmsNorm
 from model_executor.models.spec import Activation, AttentionSpec, MlpSpec, NormSpec
 from model_executor.native.attention import fused_heads, paged_attention
 from model_executor.native.library import Native
@@ -42,7 +42,7 @@ MLA_ATTENTION: tuple[MlaSpec[MlaKernel], ...] = (mla_absorbed.SPEC, mla.SPEC)
 LATENT_APPEND: tuple[MlaSpec[LatentAppendKernel], ...] = (mla.APPEND_SPEC,)
 EXPERTS: tuple[ExpertsSpec, ...] = (GROUPED_SPEC, LOOP_SPEC)
 LINEAR: tuple[LinearSpec, ...] = (triton_gated.SPEC, UNPACKED_SPEC, INT8_SPEC)
-NORM: tuple[NormKernelSpec, ...] = (triton_norm.SPEC, norm.TORCH_SPEC)
+NORM: tuple[NormKernelSpec, ...] = (triton_norm.SPEC, TORCH_SPEC)
 HEADS: tuple[HeadsSpec, ...] = (triton_heads.SPEC, SEPARATE_SPEC)
 
 
@@ -73,6 +73,9 @@ class KernelTable:
         mla_attention: candidates for "mla_attention".
         latent_append: candidates for "kv_append" of a cache of latents.
         experts: candidates for "experts".
+        linear: candidates for "linear".
+        norm: candidates for "norm".
+        heads: candidates for "heads".
         native: the library whose kernels stand before the others; None: there is none.
     """
 
@@ -83,15 +86,18 @@ class KernelTable:
         mla_attention: Sequence[MlaSpec[MlaKernel]] = MLA_ATTENTION,
         latent_append: Sequence[MlaSpec[LatentAppendKernel]] = LATENT_APPEND,
         experts: Sequence[ExpertsSpec] = EXPERTS,
+        linear: Sequence[LinearSpec] = LINEAR,
+        norm: Sequence[NormKernelSpec] = NORM,
+        heads: Sequence[HeadsSpec] = HEADS,
         native: Native | None = None,
     ) -> None:
         self._attention = attention
-        self._linear, self._norm, self._heads = LINEAR, NORM, HEADS
+        self._linear, self._norm, self._heads = linear, norm, heads
         if native is not None:
             self._attention = (paged_attention(native), *attention)
-            self._linear = (packed_linear(native), *LINEAR)
-            self._norm = (native_norm(native), *NORM)
-            self._heads = (fused_heads(native), *HEADS)
+            self._linear = (packed_linear(native), *linear)
+            self._norm = (native_norm(native), *norm)
+            self._heads = (fused_heads(native), *heads)
         self._kv_append = kv_append
         self._mla_attention = mla_attention
         self._latent_append = latent_append

@@ -20,6 +20,10 @@ from engine_core.wire.evidence import PackEntry, ReferenceRun, WeightDigest
 from model_executor.attention import mla, torch_ref
 from model_executor.attention.dispatch import KernelTable
 from model_executor.layers.experts import LOOP_SPEC
+from model_executor.layers.heads import SEPARATE_SPEC
+from model_executor.layers.int8 import INT8_SPEC
+from model_executor.layers.linear import UNPACKED_SPEC
+from model_executor.layers.norm import TORCH_SPEC
 from model_executor.tools.command import Parser, run_tool
 from model_executor.tools.distance import FACTOR
 from model_executor.tools.evidence_file import add_json_flag, write_json
@@ -36,8 +40,15 @@ FLOAT32_BOUND: Final = 1e-3
 
 
 def reference_table() -> KernelTable:
-    """The reference kernels alone: without the native library torch computes products, norms and heads."""
-    return KernelTable(attention=(torch_ref.SPEC,), mla_attention=(mla.SPEC,), experts=(LOOP_SPEC,))
+    """The reference kernels alone, on every device."""
+    return KernelTable(
+        attention=(torch_ref.SPEC,),
+        mla_attention=(mla.SPEC,),
+        experts=(LOOP_SPEC,),
+        linear=(UNPACKED_SPEC, INT8_SPEC),
+        norm=(TORCH_SPEC,),
+        heads=(SEPARATE_SPEC,),
+    )
 
 
 def run_pack(options: OfflineOptions) -> ReferenceRun:

@@ -7,14 +7,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from model_executor.attention import torch_ref
-from model_executor.attention.dispatch import Chooser, KernelTable
+from model_executor.attention.dispatch import Chooser
 from model_executor.batch import BatchInputs
 from model_executor.kv_cache import KVCache, LayerCache, LayerShape
 from model_executor.layers.attention import GroupedAttention
 from model_executor.layers.heads import HeadsProblem
 from model_executor.layers.rotary import Rotary, Rotation
 from model_executor.models.spec import AttentionSpec, NormSpec, RopeSpec
+from model_executor.tools.reference import reference_table
 
 BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
 POSITIONS, BLOCK_SIZE = 500, 16
@@ -102,23 +102,12 @@ class HeadsCase:
         return self.layer._heads(self.projected.contiguous(), self.rotation, cache, self.batch)
 
 
-class Separate(KernelTable):
-    """Nothing but references."""
-
-    def __init__(self) -> None:
-        super().__init__(attention=(torch_ref.SPEC,), kv_append=(torch_ref.APPEND_SPEC,))
-
-    def heads(self, problem: HeadsProblem) -> None:
-        """Step by step."""
-        del problem
-
-
 def build_heads(shape: HeadsShape, tokens: int, device: torch.device, seed: int, *, broken: bool = False) -> HeadsCase:
     """A case with drawn numbers; equal arguments give equal cases on every device."""
     generator = torch.Generator().manual_seed(seed)
     rope = RopeSpec("default", 10000.0, shape.rotary, POSITIONS) if shape.rotary else None
     spec = AttentionSpec(shape.heads, shape.kv_heads, shape.head_dim, 1.0, rope, qk_norm=shape.norm)
-    layer = GroupedAttention(spec, HIDDEN, Chooser(Separate(), shape.dtype, device, BLOCK_SIZE))
+    layer = GroupedAttention(spec, HIDDEN, Chooser(reference_table(), shape.dtype, device, BLOCK_SIZE))
     if layer.qk_norm is not None:
         layer.qk_norm.weight.copy_(torch.randn(layer.qk_norm.weight.shape, generator=generator))
     width = (shape.heads + 2 * shape.kv_heads) * shape.head_dim
