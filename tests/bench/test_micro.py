@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-from typing import Any
-
 from functools import partial
+from typing import Any
 
 import pytest
 
