@@ -27,6 +27,19 @@ def sampling(report: Report, shard: int, shards: int) -> None:
         allowed = 0 if name == "greedy" else int(rows * MOVED)
         report.check(f"{name} tokens of {rows} rows", moved <= allowed, f"{moved} differ from the CPU's")
     _check_alone(report, logits, vocab)
+    _check_broken(report, logits[:64].clone(), vocab)
+
+
+def _check_broken(report: Report, logits: torch.Tensor, vocab: int) -> None:
+    """What is not finite leads to the same tokens as on the CPU."""
+    logits[::5] = float("-inf")
+    logits[1::5, ::3] = float("nan")
+    logits[2::5, 7] = float("inf")
+    logits[3::5] = float("nan")
+    made = _rows(len(logits), greedy=1.0)
+    here, there = (sample(each, made, vocab)[0].cpu() for each in (logits, logits.to(report.device)))
+    wrong = int((here != there).sum())
+    report.check("greedy tokens of broken rows", wrong == 0, f"{wrong} of {len(logits)} differ from the CPU's")
 
 
 def _check_random(report: Report) -> None:

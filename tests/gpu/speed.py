@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -14,7 +15,7 @@ from torch import Tensor
 from model_executor.attention.triton_paged import TritonPaged
 from tests.gpu.cases import Shape, build
 from tests.gpu.models import LLAMA_8B, SMALL, Model, Sizes, batch_of, decode_batch, make, weights
-from tests.gpu.report import Report, copy_bandwidth, median_ms, synchronize
+from tests.gpu.report import Report, copy_bandwidth, graph_ms, median_ms, synchronize
 
 CONTEXT = 1024
 # By rows: what a decode step is to reach of the speed at which memory is copied.
@@ -218,9 +219,8 @@ def _decode_speed(report: Report, rows: int, context: int, bandwidth: float) -> 
     shape = Shape(((context - 1, 1),) * rows, 32, 8, 128, dtype=torch.bfloat16)
     case = build(shape, report.device, seed=0)
     kernel = TritonPaged(case.problem)
-    ms = median_ms(
-        lambda: kernel.forward(case.query, case.cache, case.batch), report.device, repeats=3 if report.dry else 20
-    )
+    work = partial(kernel.forward, case.query, case.cache, case.batch)
+    ms = graph_ms(work, report.device, count=1 if report.dry else 20)
     read = rows * context * shape.kv_heads * shape.head_dim * 2 * shape.dtype.itemsize
     rate = read / ms * 1e3
     report.note(
@@ -255,8 +255,8 @@ def _linear_speed(report: Report, tokens: int, inputs: int, outputs: int, bandwi
     x = torch.randn(tokens, inputs, dtype=dtype, device=device)
     ours = [torch.randn(inputs, outputs, dtype=dtype, device=device) for _ in range(copies)]
     theirs = [torch.randn(outputs, inputs, dtype=dtype, device=device) for _ in range(copies)]
-    first = median_ms(lambda: [x @ w for w in ours], device, repeats=10) / copies
-    second = median_ms(lambda: [F.linear(x, w) for w in theirs], device, repeats=10) / copies
+    first = graph_ms(lambda: [x @ w for w in ours], device, count=1) / copies
+    second = graph_ms(lambda: [F.linear(x, w) for w in theirs], device, count=1) / copies
     floor = inputs * outputs * dtype.itemsize / bandwidth * 1e3
     report.note(
         f"linear {tokens} x {inputs} -> {outputs}",

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from engine_core.wire.config import ModelOptions
 from model_executor.attention import dispatch, triton_paged
 from model_executor.attention.dispatch import Chooser, KernelTable
+from model_executor.kernels import decode, gated, heads, norm
 from model_executor.layers import triton_gated, triton_heads, triton_norm
 from model_executor.marks import KERNEL, MarkedTable, mark_model
 from model_executor.models.decoder import build_model
@@ -65,3 +69,49 @@ def test_kernels_are_marked_in_a_profile(folder: Path) -> None:
     mark_model(loaded.model, loaded.plan)
     ran = {name.removeprefix(KERNEL) for name in marks_of(loaded) if name.startswith(KERNEL)}
     assert ran == {choice.chosen for choice in kernels.explain()}
+
+
+class Launches(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has no annotation for it
+    """Counts what a GPU would launch: what torch computes, and kernels, which are not run."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # likewise
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func.name().removeprefix("aten::").partition(".")[0]
+        if not func.is_view and name not in ("empty", "detach", "_unsafe_view"):
+            self.names.append(name)
+        return func(*args, **(kwargs or {}))
+
+
+@dataclass(frozen=True)
+class Counted:
+    """Stands in for a kernel."""
+
+    name: str
+    launches: Launches
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
+        return lambda *_, **__: self.launches.names.append(self.name)
+
+
+@pytest.mark.parametrize(("family", "a_layer"), [("llama", 10), ("qwen3", 10), ("gemma2", 12)])
+def test_launches_of_a_layer_in_a_step_of_one_token(
+    family: str, a_layer: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Four products, attention in two, heads, gate, and the norms, sums included."""
+    launches = Launches()
+    kernels = ((norm, "norm"), (heads, "heads"), (gated, "gated"), (decode, "decode"), (decode, "join"))
+    for module, name in kernels:
+        monkeypatch.setattr(module, f"{name}_kernel", Counted(name, launches))
+    loaded = in_triton(write_model(tmp_path / "model", family), table())
+    layers = len(loaded.model.blocks)
+    with launches:
+        loaded.logits(PROMPT[:1])
+    counts = {name: launches.names.count(name) for name in set(launches.names)}
+    per_layer = {name: count // layers for name, count in counts.items() if count >= layers}
+    assert sum(per_layer.values()) == a_layer
+    assert per_layer["matmul"] == 4
+    # The final norm, and what stands around the blocks.
+    assert len(launches.names) - a_layer * layers <= 8
