@@ -82,18 +82,21 @@ def top_k(logits: Tensor, k: Ints) -> Tensor:
         k: [N], at least -1; 0, -1 and anything from V on keep all.
     """
     _check(logits, k, "top_k", k >= -1)
-    return _on_rows(logits, (k > 0) & (k < logits.shape[-1]), lambda rows, picked: _keep_largest(rows, k[picked]))
+    return _on_rows(logits, (k > 0) & (k < logits.shape[-1]), lambda rows, picked: _keep_count(rows, k[picked]))
 
 
-def top_p(logits: Tensor, p: Floats) -> Tensor:
+def top_p(logits: Tensor, p: Floats, most: int | None = None) -> Tensor:
     """Keep the fewest tokens, likeliest first, whose probabilities sum to at least p; never fewer than one.
 
     Args:
         logits: [N, V].
         p: [N], 0 .. 1; 1 keeps all.
+        most: no row has more logits above -inf, 1 .. V; None: unknown. Of few the device makes its choice alone.
     """
     _check(logits, p, "top_p", (p >= 0) & (p <= 1))
-    return _on_rows(logits, p < 1, lambda rows, picked: _keep_largest(rows, _nucleus(rows, p[picked])))
+    if most is None or most > FIRST_CANDIDATES * CANDIDATE_GROWTH:
+        return _on_rows(logits, p < 1, lambda rows, picked: _keep_nucleus(rows, p[picked]))
+    return _on_rows(logits, p < 1, lambda rows, picked: _keep_small_nucleus(rows, p[picked], most))
 
 
 def min_p(logits: Tensor, ratio: Floats) -> Tensor:
@@ -160,37 +163,60 @@ def _without_nan(logits: Tensor) -> Tensor:
     return torch.nan_to_num(logits, nan=float("-inf"), posinf=torch.finfo(logits.dtype).max, neginf=float("-inf"))
 
 
-def _keep_largest(logits: Tensor, count: Ints) -> Tensor:
-    """Keep count[n] logits of row n, 1 .. V: the largest, and of equals those of the lowest ids."""
-    wanted = on_device(count, logits.device)[:, None]
-    border = logits.topk(int(count.max()), dim=-1).values.gather(-1, wanted - 1)
-    keep = logits >= border
-    crowded = keep.sum(-1) > wanted[:, 0]
-    if bool(crowded.any()):
-        rows, edge = logits[crowded], border[crowded]
-        above, equal = rows > edge, rows == edge
-        room = wanted[crowded] - above.sum(-1, keepdim=True)
-        keep[crowded] = above | (equal & (equal.cumsum(-1) <= room))
+def _keep_count(logits: Tensor, count: Ints) -> Tensor:
+    """Keep count[n] logits of row n, 1 .. V."""
+    return _keep_largest(logits, on_device(count, logits.device), int(count.max()))
+
+
+def _keep_largest(logits: Tensor, count: Tensor, most: int) -> Tensor:
+    """Keep count[n] logits of row n, 1 .. most: the largest, and of equals those of the lowest ids."""
+    wanted = count[:, None]
+    border = logits.topk(most, dim=-1).values.gather(-1, wanted - 1)
+    if logits.device.type != "cpu":
+        keep = _with_first_equals(logits, border, wanted)
+    else:
+        keep = logits >= border
+        crowded = keep.sum(-1) > count
+        if bool(crowded.any()):
+            keep[crowded] = _with_first_equals(logits[crowded], border[crowded], wanted[crowded])
     return logits.masked_fill(~keep, float("-inf"))
 
 
-def _nucleus(logits: Tensor, p: Floats) -> Ints:
-    """How many of the likeliest tokens of each row it takes to reach p."""
+def _with_first_equals(logits: Tensor, border: Tensor, wanted: Tensor) -> Tensor:
+    """bool [N, V]: what is above the border, and of what lies on it the first, so many as make `wanted` in all."""
+    above, equal = logits > border, logits == border
+    room = wanted - above.sum(-1, keepdim=True)
+    return above | (equal & (equal.cumsum(-1, dtype=torch.int32) <= room))
+
+
+def _keep_small_nucleus(logits: Tensor, p: Floats, most: int) -> Tensor:
+    """See top_p."""
+    wanted = on_device(p, logits.device)[:, None]
+    short = (_sums_of_likeliest(logits, most) < wanted).sum(-1)
+    return _keep_largest(logits, (short + 1).clamp(max=most), most)
+
+
+def _keep_nucleus(logits: Tensor, p: Floats) -> Tensor:
+    """See top_p."""
     size = logits.shape[-1]
-    total = logits.logsumexp(-1, keepdim=True).double()
     counts = np.full(len(p), size, dtype=np.int64)
     open_rows = np.arange(len(p))
     candidates = FIRST_CANDIDATES
     while len(open_rows):
         candidates = min(candidates, size)
         rows = on_device(open_rows, logits.device)
-        values = logits[rows].topk(candidates, dim=-1).values.double()
-        sums = (values - total[rows]).exp().cumsum(-1).cpu().numpy()
+        sums = _sums_of_likeliest(logits[rows], candidates).cpu().numpy()
         short = (sums < p[open_rows, None]).sum(-1)
         counts[open_rows] = np.minimum(short + 1, size)
         open_rows = open_rows[short == candidates] if candidates < size else open_rows[:0]
         candidates *= CANDIDATE_GROWTH
-    return counts
+    return _keep_count(logits, counts)
+
+
+def _sums_of_likeliest(logits: Tensor, count: int) -> Tensor:
+    """Probabilities of the likeliest, of the likeliest two and so on, float64 [N, count]."""
+    total = logits.logsumexp(-1, keepdim=True).double()
+    return (logits.topk(count, dim=-1).values.double() - total).exp().cumsum(-1)
 
 
 def _keep_likely(logits: Tensor, ratio: Floats) -> Tensor:

@@ -113,9 +113,10 @@ def _ban(logits: Tensor, rows: SampleRows) -> Tensor:
 
 
 def _draw(logits: Tensor, rows: SampleRows, picked: Ints) -> Tensor:
+    top_k, size = rows.top_k[picked], logits.shape[-1]
     x = distribution.temperature(logits, rows.temperature[picked])
-    x = distribution.top_k(x, rows.top_k[picked])
-    x = distribution.top_p(x, rows.top_p[picked])
+    x = distribution.top_k(x, top_k)
+    x = distribution.top_p(x, rows.top_p[picked], min(int(top_k.max()), size) if (top_k > 0).all() else None)
     x = distribution.min_p(x, rows.min_p[picked])
     uniform = rng.uniform(torch.from_numpy(rows.seeds[picked]), torch.from_numpy(rows.positions[picked]))
     return distribution.choose(distribution.softmax(x), on_device(uniform.numpy(), logits.device))

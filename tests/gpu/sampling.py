@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import torch
 
@@ -28,6 +30,25 @@ def sampling(report: Report, shard: int, shards: int) -> None:
         report.check(f"{name} tokens of {rows} rows", moved <= allowed, f"{moved} differ from the CPU's")
     _check_alone(report, logits, vocab)
     _check_broken(report, logits[:64].clone(), vocab)
+    _check_waiting(report, logits[:64].to(report.device), vocab)
+
+
+def _check_waiting(report: Report, logits: torch.Tensor, vocab: int) -> None:
+    """Greedy rows, and drawn ones of few candidates, are chosen without a word to the host."""
+    drawn = replace(_rows(len(logits), greedy=0.3), top_k=np.full(len(logits), 40))
+    for name, made in (("greedy", _rows(len(logits), greedy=1.0)), ("few candidates", drawn)):
+        sample(logits, made, vocab)
+        fault = None
+        if report.device.type == "cuda":
+            mode = torch.cuda.get_sync_debug_mode()
+            torch.cuda.set_sync_debug_mode("error")
+            try:
+                sample(logits, made, vocab)
+            except RuntimeError as error:
+                fault = str(error).splitlines()[0]
+            finally:
+                torch.cuda.set_sync_debug_mode(mode)
+        report.check(f"{name}: nothing waits for the device", fault is None, fault or "as it should be")
 
 
 def _check_broken(report: Report, logits: torch.Tensor, vocab: int) -> None:

@@ -184,6 +184,23 @@ def test_top_p_looks_beyond_its_first_candidates() -> None:
     assert [len(row) for row in kept(distribution.top_p(logits, floats(0.5, 0.5, 1.0)))] == [3000, 1, 6000]
 
 
+@settings(max_examples=150, deadline=None)
+@given(ROWS, st.data())
+def test_few_candidates_give_the_same_without_reading_anything(rows: list[list[float]], data: st.DataObject) -> None:
+    """What a device does: no choice is made by numbers that the host has read."""
+    k = data.draw(st.lists(st.integers(1, len(rows[0])), min_size=len(rows), max_size=len(rows)))
+    p = floats(*data.draw(st.lists(st.floats(0, 1), min_size=len(rows), max_size=len(rows))))
+    logits = torch.tensor(rows)
+    few = distribution.top_k(logits, ints(*k))
+    assert torch.equal(distribution.top_p(few, p, max(k)), distribution.top_p(few, p))
+    wanted = torch.tensor(k)[:, None]
+    border = logits.sort(descending=True).values.gather(-1, wanted - 1)
+    alone = distribution._with_first_equals(logits, border, wanted)
+    assert [set(row.nonzero()[:, 0].tolist()) for row in alone] == [
+        set(sorted(range(len(row)), key=lambda place: -row[place])[:count]) for row, count in zip(rows, k, strict=True)
+    ]
+
+
 STEPS: list[tuple[str, Callable[[Tensor], Tensor]]] = [
     ("top_k", lambda x: distribution.top_k(x, ints(-2))),
     ("top_k", lambda x: distribution.top_k(x, ints(1, 1))),
