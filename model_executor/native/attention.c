@@ -13,6 +13,8 @@
 
 #define TILE 32
 #define PART 1024
+/* The cache level that asks for what is read next. */
+#define NEXT 3
 /* Most query rows (queries times the heads of a KV head) of an item. */
 #define MAX_ROWS 48
 /* Query rows whose scores are kept in registers at once, and whose sums of values are. */
@@ -71,32 +73,23 @@ static void find_places(const Attention *a, const int64_t *table, long first, lo
     }
 }
 
-/* Ask for what the next tile reads: its blocks lie anywhere. */
-INLINE void prefetch(const int kind, const Attention *a, const Step *step, const Places *places, long head, long heads) {
-    const long width = a->head_dim, row = a->block_size;
-    const long line = 64 / kind_bytes(kind), step_d = row >= line ? 1 : line / row;
-    for (int half = 0; half < HALVES; half++) {
-        for (long d = head * width; d < (head + heads) * width; d += step_d)
-            __builtin_prefetch(place_of(kind, step->key, places->keys[half] + d * row), 0, 2);
-        for (int j = 0; j < LANES; j++)
-            for (long f = head * width; f < (head + heads) * width; f += line)
-                __builtin_prefetch(place_of(kind, step->value, places->values[half] + j * a->kv_heads * width + f), 0, 2);
-    }
-}
-
 /* Keys of one KV head: two halves of a tile, rows `row` bytes apart for each element of the head. */
 typedef struct {
     const char *low, *high;
     long row;
 } Keys;
 
-/* Scores of some query rows against a tile: query [head_dim, rows of the item], to [row, 32]. */
-INLINE void score_rows(const int kind, const int rows, const float *query, long stride, long head_dim, Keys keys, float *scores) {
+/* Scores of some query rows against a tile: query [head_dim, rows of the item], to [row, 32]. `next`: the keys that are
+ * read after these, asked for meanwhile: they lie anywhere, and all at once would keep the processor waiting. */
+INLINE void score_rows(const int kind, const int rows, const float *query, long stride, long head_dim, Keys keys,
+                       Keys next, float *scores) {
     vf low[SCORE_ROWS], high[SCORE_ROWS];
 #pragma GCC unroll 12
     for (int r = 0; r < rows; r++) low[r] = high[r] = (vf){0};
     for (long d = 0; d < head_dim; d++, query += stride) {
         const vf a = load_as(kind, keys.low + d * keys.row), b = load_as(kind, keys.high + d * keys.row);
+        __builtin_prefetch(next.low + d * next.row, 0, NEXT);
+        __builtin_prefetch(next.high + d * next.row, 0, NEXT);
 #pragma GCC unroll 12
         for (int r = 0; r < rows; r++) {
             low[r] += query[r] * a;
@@ -110,20 +103,20 @@ INLINE void score_rows(const int kind, const int rows, const float *query, long 
     }
 }
 
-INLINE void score(const int kind, long rows, const float *query, long head_dim, Keys keys, float *scores) {
+INLINE void score(const int kind, long rows, const float *query, long head_dim, Keys keys, Keys next, float *scores) {
     for (long r = 0; r < rows;) {
         const float *from = query + r;
         float *to = scores + r * TILE;
         switch (rows - r) {
-        case 1: score_rows(kind, 1, from, rows, head_dim, keys, to); r += 1; break;
-        case 2: score_rows(kind, 2, from, rows, head_dim, keys, to); r += 2; break;
+        case 1: score_rows(kind, 1, from, rows, head_dim, keys, next, to); r += 1; break;
+        case 2: score_rows(kind, 2, from, rows, head_dim, keys, next, to); r += 2; break;
 #if defined(__AVX512F__)
-        case 3: score_rows(kind, 3, from, rows, head_dim, keys, to); r += 3; break;
-        case 4: case 5: score_rows(kind, 4, from, rows, head_dim, keys, to); r += 4; break;
-        case 6: case 7: score_rows(kind, 6, from, rows, head_dim, keys, to); r += 6; break;
-        case 8: case 9: case 10: case 11: score_rows(kind, 8, from, rows, head_dim, keys, to); r += 8; break;
+        case 3: score_rows(kind, 3, from, rows, head_dim, keys, next, to); r += 3; break;
+        case 4: case 5: score_rows(kind, 4, from, rows, head_dim, keys, next, to); r += 4; break;
+        case 6: case 7: score_rows(kind, 6, from, rows, head_dim, keys, next, to); r += 6; break;
+        case 8: case 9: case 10: case 11: score_rows(kind, 8, from, rows, head_dim, keys, next, to); r += 8; break;
 #endif
-        default: score_rows(kind, SCORE_ROWS, from, rows, head_dim, keys, to); r += SCORE_ROWS; break;
+        default: score_rows(kind, SCORE_ROWS, from, rows, head_dim, keys, next, to); r += SCORE_ROWS; break;
         }
     }
 }
@@ -134,20 +127,23 @@ typedef struct {
     long row;
 } Values;
 
-/* values[r] += sum over the tile's keys j of weight[r, j] * from[j], for `vectors` vectors from element d on. */
-INLINE void weigh_rows(const int kind, const int rows, const int vectors, const float *weight, const Values from, long d,
-                       float *values, long head_dim) {
+/* values[r] += sum over the tile's keys j of weight[r, j] * from[j], for `vectors` vectors from element d on. `next`: the
+ * values that are read after these. */
+INLINE void weigh_rows(const int kind, const int rows, const int vectors, const float *weight, const Values from,
+                       const Values next, long d, float *values, long head_dim) {
     vf sums[VALUE_ROWS * VALUE_VECTORS];
 #pragma GCC unroll 6
     for (int r = 0; r < rows; r++)
 #pragma GCC unroll 4
         for (int v = 0; v < vectors; v++) sums[r * VALUE_VECTORS + v] = load(values + r * head_dim + d + v * LANES);
     for (int half = 0; half < HALVES; half++, weight += LANES) {
-        const char *value = place_of(kind, from.halves[half], d);
-        for (long j = 0; j < LANES; j++, value += from.row) {
+        const char *value = place_of(kind, from.halves[half], d), *after = place_of(kind, next.halves[half], d);
+        for (long j = 0; j < LANES; j++, value += from.row, after += next.row) {
             vf x[VALUE_VECTORS];
 #pragma GCC unroll 4
             for (int v = 0; v < vectors; v++) x[v] = load_as(kind, place_of(kind, value, v * LANES));
+#pragma GCC unroll 4
+            for (int v = 0; v < vectors; v += 4 / kind_bytes(kind)) __builtin_prefetch(place_of(kind, after, v * LANES), 0, NEXT);
 #pragma GCC unroll 6
             for (int r = 0; r < rows; r++)
 #pragma GCC unroll 4
@@ -160,28 +156,29 @@ INLINE void weigh_rows(const int kind, const int rows, const int vectors, const 
         for (int v = 0; v < vectors; v++) store(values + r * head_dim + d + v * LANES, sums[r * VALUE_VECTORS + v]);
 }
 
-INLINE void weigh_width(const int kind, const int vectors, long rows, const float *weight, const Values value, long d,
-                        float *values, long head_dim) {
+INLINE void weigh_width(const int kind, const int vectors, long rows, const float *weight, const Values value,
+                        const Values next, long d, float *values, long head_dim) {
     for (long r = 0; r < rows;) {
         const float *from = weight + r * TILE;
         float *to = values + r * head_dim;
         switch (rows - r) {
-        case 1: weigh_rows(kind, 1, vectors, from, value, d, to, head_dim); r += 1; break;
-        case 2: weigh_rows(kind, 2, vectors, from, value, d, to, head_dim); r += 2; break;
+        case 1: weigh_rows(kind, 1, vectors, from, value, next, d, to, head_dim); r += 1; break;
+        case 2: weigh_rows(kind, 2, vectors, from, value, next, d, to, head_dim); r += 2; break;
 #if defined(__AVX512F__)
-        case 3: case 5: weigh_rows(kind, 3, vectors, from, value, d, to, head_dim); r += 3; break;
-        case 4: weigh_rows(kind, 4, vectors, from, value, d, to, head_dim); r += 4; break;
+        case 3: case 5: weigh_rows(kind, 3, vectors, from, value, next, d, to, head_dim); r += 3; break;
+        case 4: weigh_rows(kind, 4, vectors, from, value, next, d, to, head_dim); r += 4; break;
 #endif
-        default: weigh_rows(kind, VALUE_ROWS, vectors, from, value, d, to, head_dim); r += VALUE_ROWS; break;
+        default: weigh_rows(kind, VALUE_ROWS, vectors, from, value, next, d, to, head_dim); r += VALUE_ROWS; break;
         }
     }
 }
 
-INLINE void weigh(const int kind, long rows, const float *weight, const Values value, float *values, long head_dim) {
+INLINE void weigh(const int kind, long rows, const float *weight, const Values value, const Values next, float *values,
+                  long head_dim) {
     long d = 0;
     for (; d + VALUE_VECTORS * LANES <= head_dim; d += VALUE_VECTORS * LANES)
-        weigh_width(kind, VALUE_VECTORS, rows, weight, value, d, values, head_dim);
-    for (; d < head_dim; d += LANES) weigh_width(kind, 1, rows, weight, value, d, values, head_dim);
+        weigh_width(kind, VALUE_VECTORS, rows, weight, value, next, d, values, head_dim);
+    for (; d < head_dim; d += LANES) weigh_width(kind, 1, rows, weight, value, next, d, values, head_dim);
 }
 
 INLINE vf shape_score(const Attention *a, vf score) {
@@ -253,6 +250,18 @@ static void clear(const State *state, long rows, long head_dim) {
 /* Query rows that share a KV head. */
 static long rows_a_head(const Attention *a, const Item *item) { return item->queries * (a->heads / a->kv_heads); }
 
+INLINE Keys keys_of(const int kind, const Attention *a, const Step *step, const Places *places, long head) {
+    const char *key = place_of(kind, step->key, head * a->head_dim * a->block_size);
+    return (Keys){place_of(kind, key, places->keys[0]), place_of(kind, key, places->keys[1]),
+                  a->block_size * kind_bytes(kind)};
+}
+
+INLINE Values values_of(const int kind, const Attention *a, const Step *step, const Places *places, long head) {
+    const char *value = place_of(kind, step->value, head * a->head_dim);
+    return (Values){{place_of(kind, value, places->values[0]), place_of(kind, value, places->values[1])},
+                    a->kv_heads * a->head_dim * kind_bytes(kind)};
+}
+
 /* One part of an item's keys into a cleared state. Rows stand by KV head. */
 INLINE void attend_kind(const int kind, const Run *run, const Item *item, long part, const float *query, float *scores,
                         const State *state) {
@@ -267,23 +276,22 @@ INLINE void attend_kind(const int kind, const Run *run, const Item *item, long p
     if (a->window && item->position - a->window + 1 > first) first = (item->position - a->window + 1) / TILE * TILE;
     find_places(a, table, first, context, &places[0]);
     for (long at = first, turn = 0; at < last; at += TILE, turn ^= 1) {
+        const Places *here = &places[turn], *after = here;
         if (at + TILE < last) {
             find_places(a, table, at + TILE, context, &places[turn ^ 1]);
-            prefetch(kind, a, step, &places[turn ^ 1], item->kv_head, item->kv_heads);
+            after = &places[turn ^ 1];
         }
-        for (long head = 0; head < item->kv_heads; head++) {
-            const long begin = (item->kv_head + head) * width;
-            const char *key = place_of(kind, step->key, begin * a->block_size);
-            const Keys keys = {place_of(kind, key, places[turn].keys[0]), place_of(kind, key, places[turn].keys[1]),
-                               a->block_size * kind_bytes(kind)};
-            const State mine = {state->best + head * rows, state->total + head * rows,
-                                state->values + head * rows * width};
-            score(kind, rows, query + head * rows * width, width, keys, scores);
+        for (long i = 0; i < item->kv_heads; i++) {
+            const long head = item->kv_head + i;
+            const bool turns = i + 1 == item->kv_heads;
+            const Places *there = turns ? after : here;
+            const long next = turns ? item->kv_head : head + 1;
+            const State mine = {state->best + i * rows, state->total + i * rows, state->values + i * rows * width};
+            score(kind, rows, query + i * rows * width, width, keys_of(kind, a, step, here, head),
+                  keys_of(kind, a, step, there, next), scores);
             soften_rows(a, &mine, rows, group, item->position, at, scores);
-            const char *value = place_of(kind, step->value, begin);
-            const Values values = {{place_of(kind, value, places[turn].values[0]), place_of(kind, value, places[turn].values[1])},
-                                   a->kv_heads * width * kind_bytes(kind)};
-            weigh(kind, rows, scores, values, mine.values, width);
+            weigh(kind, rows, scores, values_of(kind, a, step, here, head), values_of(kind, a, step, there, next),
+                  mine.values, width);
         }
     }
 }

@@ -20,6 +20,9 @@
 #define STRETCH 128
 /* From so many rows on a stretch of a panel, in float32, is worth a place in the first-level cache. */
 #define MANY_ROWS 36
+/* Rows of a panel that are asked for ahead where it streams from memory: the processor looks too few instructions ahead
+ * once several rows of x share each of them. */
+#define AHEAD 32
 /* Blocks of rows whose sums it holds beside it. */
 #define BAND_BLOCKS (96 / MAX_ROWS)
 
@@ -71,7 +74,15 @@ typedef struct {
     long to_stride;
 } Stretch;
 
-INLINE void tile(const int kind, const int rows, const int count, const Rows block, const Stretch s, long panel) {
+/* Ask for row k of a panel. */
+INLINE void ask(const int kind, const char *panel, long k) {
+    const long bytes = PANEL * kind_bytes(kind);
+#pragma GCC unroll 2
+    for (long line = 0; line < bytes; line += 64) __builtin_prefetch(panel + k * bytes + line, 0, 3);
+}
+
+INLINE void tile(const int kind, const int ahead, const int rows, const int count, const Rows block, const Stretch s,
+                 long panel) {
     vf low[MAX_ROWS * 2], high[MAX_ROWS * 2];
     const char *panels = s.panels + panel * s.panel_bytes;
     /* Each pointer reaches three rows, at once, twice and not at all the stride away: an address each. */
@@ -83,6 +94,7 @@ INLINE void tile(const int kind, const int rows, const int count, const Rows blo
 #pragma GCC unroll 4
         for (int c = 0; c < count; c++) {
             vf a, b;
+            if (ahead) ask(kind, panels + c * s.panel_bytes, k + ahead);
             weights(kind, panels + c * s.panel_bytes, k, &a, &b);
 #pragma GCC unroll 12
             for (int r = 0; r < rows; r++) {
@@ -109,39 +121,41 @@ INLINE void tile(const int kind, const int rows, const int count, const Rows blo
 }
 
 /* `count` panels, `at_once` of them in a tile. */
-INLINE void tiles(const int kind, const int rows, const int at_once, const Rows x, const Stretch s, long count) {
+INLINE void tiles(const int kind, const int ahead, const int rows, const int at_once, const Rows x, const Stretch s,
+                  long count) {
     long done = 0;
-    for (; done + at_once <= count; done += at_once) tile(kind, rows, at_once, x, s, done);
+    for (; done + at_once <= count; done += at_once) tile(kind, ahead, rows, at_once, x, s, done);
     if (at_once > 1)
-        for (; done < count; done++) tile(kind, rows, 1, x, s, done);
+        for (; done < count; done++) tile(kind, ahead, rows, 1, x, s, done);
 }
 
 /* Fewer rows take more panels at once. */
-INLINE void by_rows(const int kind, const Rows block, const Stretch s, long count) {
+INLINE void by_rows(const int kind, const int ahead, const Rows block, const Stretch s, long count) {
     switch (block.rows) {
 #if defined(__AVX512F__)
-    case 1: tiles(kind, 1, 4, block, s, count); break;
-    case 2: tiles(kind, 2, 4, block, s, count); break;
-    case 3: tiles(kind, 3, 3, block, s, count); break;
-    case 4: tiles(kind, 4, 3, block, s, count); break;
-    case 5: tiles(kind, 5, 2, block, s, count); break;
-    case 6: tiles(kind, 6, 2, block, s, count); break;
-    case 7: tiles(kind, 7, 1, block, s, count); break;
-    case 8: tiles(kind, 8, 1, block, s, count); break;
-    case 9: tiles(kind, 9, 1, block, s, count); break;
-    case 10: tiles(kind, 10, 1, block, s, count); break;
-    case 11: tiles(kind, 11, 1, block, s, count); break;
+    case 1: tiles(kind, ahead, 1, 4, block, s, count); break;
+    case 2: tiles(kind, ahead, 2, 4, block, s, count); break;
+    case 3: tiles(kind, ahead, 3, 3, block, s, count); break;
+    case 4: tiles(kind, ahead, 4, 3, block, s, count); break;
+    case 5: tiles(kind, ahead, 5, 2, block, s, count); break;
+    case 6: tiles(kind, ahead, 6, 2, block, s, count); break;
+    case 7: tiles(kind, ahead, 7, 1, block, s, count); break;
+    case 8: tiles(kind, ahead, 8, 1, block, s, count); break;
+    case 9: tiles(kind, ahead, 9, 1, block, s, count); break;
+    case 10: tiles(kind, ahead, 10, 1, block, s, count); break;
+    case 11: tiles(kind, ahead, 11, 1, block, s, count); break;
 #else
-    case 1: tiles(kind, 1, 2, block, s, count); break;
-    case 2: tiles(kind, 2, 1, block, s, count); break;
+    case 1: tiles(kind, ahead, 1, 2, block, s, count); break;
+    case 2: tiles(kind, ahead, 2, 1, block, s, count); break;
 #endif
-    default: tiles(kind, MAX_ROWS, 1, block, s, count); break;
+    default: tiles(kind, ahead, MAX_ROWS, 1, block, s, count); break;
     }
 }
 
-static void float32_rows(Rows block, Stretch s, long count) { by_rows(FLOAT32, block, s, count); }
-static void bfloat16_rows(Rows block, Stretch s, long count) { by_rows(BFLOAT16, block, s, count); }
-static void float16_rows(Rows block, Stretch s, long count) { by_rows(FLOAT16, block, s, count); }
+static void float32_rows(Rows block, Stretch s, long count) { by_rows(FLOAT32, 0, block, s, count); }
+static void float32_stream(Rows block, Stretch s, long count) { by_rows(FLOAT32, AHEAD, block, s, count); }
+static void bfloat16_stream(Rows block, Stretch s, long count) { by_rows(BFLOAT16, AHEAD, block, s, count); }
+static void float16_stream(Rows block, Stretch s, long count) { by_rows(FLOAT16, AHEAD, block, s, count); }
 
 /* Whether sums are results as they are. */
 static bool plain(const Linear *linear, long panel, long count) {
@@ -193,9 +207,9 @@ static void multiply_few(const Product *p, const char *panels, long panel_bytes,
             s.panels = panels + begin * PANEL * kind_bytes(kind);
             s.panel_bytes = panel_bytes;
             block.x += begin;
-            if (kind == FLOAT32) float32_rows(block, s, count);
-            else if (kind == BFLOAT16) bfloat16_rows(block, s, count);
-            else float16_rows(block, s, count);
+            if (kind == FLOAT32) float32_stream(block, s, count);
+            else if (kind == BFLOAT16) bfloat16_stream(block, s, count);
+            else float16_stream(block, s, count);
         }
     }
     for (long b = 0; b < p->blocks.count && !direct; b++) {

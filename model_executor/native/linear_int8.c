@@ -18,6 +18,8 @@
 #include <immintrin.h>
 #endif
 
+/* Quads of a panel that are asked for ahead: see linear.c. */
+#define AHEAD 32
 #define TURNED 64
 #define MAX_GROUP_INPUTS 256
 #if defined(__AVX512F__)
@@ -177,6 +179,8 @@ INLINE void tile(const int rows, const int count, const Rows block, const char *
             const quad *of_row = (const quad *)x;
 #pragma GCC unroll 4
             for (int c = 0; c < count; c++) {
+                __builtin_prefetch(w + c * stride + AHEAD * PANEL * 4, 0, 3);
+                __builtin_prefetch(w + c * stride + AHEAD * PANEL * 4 + 64, 0, 3);
                 const vi a = load_int(w + c * stride), b = load_int(w + c * stride + 64);
 #pragma GCC unroll 12
                 for (int r = 0; r < rows; r++) {
