@@ -22,8 +22,9 @@ MOST_SPLITS: Final = 64
 FEWEST_SPLITS: Final = 4
 MOST_SPLIT_TILES: Final = 8
 PROGRAMS_A_PROCESSOR: Final = 4
-# A processor with less shared memory gets shorter pipelines.
+# A processor with less shared memory gets shorter pipelines, and tiles of fewer queries.
 AMPLE_SHARED_MEMORY: Final = 166_000
+MOST_QUERY_ELEMENTS: Final = 16384
 
 
 @dataclass(frozen=True)
@@ -81,7 +82,7 @@ class Tiles:
         else:
             keys, queries, warps, stages = min(8192 // head_dim, 128), 128, 8, 5
         if shared_memory < AMPLE_SHARED_MEMORY:
-            stages = 2
+            stages, queries = 2, min(queries, MOST_QUERY_ELEMENTS // head_dim)
         return cls(heads, max(queries, heads), keys, head_dim, warps, stages)
 
 

@@ -135,6 +135,13 @@ def test_tiles_are_powers_of_two_that_hold_the_heads(dtype: torch.dtype, head_di
     assert tiles.queries >= tiles.heads
 
 
+@pytest.mark.parametrize(("head_dim", "queries"), [(64, 128), (128, 128), (256, 64)])
+def test_less_shared_memory_takes_fewer_wide_queries(head_dim: int, queries: int) -> None:
+    problem = build(Shape(rows=((0, 1),), head_dim=head_dim, dtype=BF16), CPU, 0).problem
+    assert Tiles.of(problem, 101_376).queries == queries
+    assert Tiles.of(problem, HOPPER.shared_memory).queries == 128
+
+
 def test_limits_are_told() -> None:
     problem = build(Shape(rows=((0, 1),)), CPU, 0).problem
     assert triton_paged.SPEC.reject(problem) == ("device cpu: runs on cuda",)
