@@ -42,10 +42,10 @@ def table(kind: type[KernelTable] = KernelTable) -> KernelTable:
     )
 
 
-def in_triton(folder: Path, kernels: KernelTable) -> Loaded:
+def in_triton(folder: Path, kernels: KernelTable, dtype: torch.dtype = torch.float32) -> Loaded:
     spec = read_spec(folder, ModelOptions())
     plan = plan_layers(spec)
-    model = build_model(spec, plan, Chooser(kernels, torch.float32, CPU, BLOCK_SIZE))
+    model = build_model(spec, plan, Chooser(kernels, dtype, CPU, BLOCK_SIZE))
     report = load_weights(model, spec, plan, folder, silent)
     model.pack()
     return Loaded(spec, plan, model, report)
@@ -79,10 +79,18 @@ class Launches(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has
         self.names: list[str] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
         name = func.name().removeprefix("aten::").partition(".")[0]
-        if not func.is_view and name not in ("empty", "detach", "_unsafe_view"):
+        if copies(made, args[0]) if func.is_view else name not in ("empty", "detach", "_unsafe_view"):
             self.names.append(name)
-        return func(*args, **(kwargs or {}))
+        return made
+
+
+def copies(made: object, source: object) -> bool:
+    """Whether what is a view as a rule has become a copy, such as a cast to another dtype."""
+    if not isinstance(made, torch.Tensor) or not isinstance(source, torch.Tensor):
+        return False
+    return made.untyped_storage().data_ptr() != source.untyped_storage().data_ptr()
 
 
 @dataclass(frozen=True)
@@ -105,7 +113,7 @@ def test_launches_of_a_layer_in_a_step_of_one_token(
     kernels = ((norm, "norm"), (heads, "heads"), (gated, "gated"), (decode, "decode"), (decode, "join"))
     for module, name in kernels:
         monkeypatch.setattr(module, f"{name}_kernel", Counted(name, launches))
-    loaded = in_triton(write_model(tmp_path / "model", family), table())
+    loaded = in_triton(write_model(tmp_path / "model", family), table(), torch.bfloat16)
     layers = len(loaded.model.blocks)
     with launches:
         loaded.logits(PROMPT[:1])
