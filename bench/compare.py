@@ -19,6 +19,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
+from http import HTTPStatus
 from typing import IO, Any, Final
 
 from msgspec import Struct, structs
@@ -210,19 +211,28 @@ def _signal(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
 def _server(contestant: Contestant, timeout_s: float) -> Iterator[int]:
     with tempfile.TemporaryFile() as log, _group(contestant.command, log, log) as process:
         deadline = time.monotonic() + timeout_s
-        while not _answers(f"{contestant.url.rstrip('/')}/v1/models"):
+        while not _ready(contestant.url.rstrip("/")):
             if process.poll() is not None or time.monotonic() > deadline:
                 raise CommandFailed(f"{contestant.name}: no server answers at {contestant.url}: {_tail(log)}")
             time.sleep(POLL_S)
         yield process.pid
 
 
-def _answers(url: str) -> bool:
+def _ready(url: str) -> bool:
+    """Whether a server is ready, by /health where it has that: some answer other requests while they load."""
+    status = _status(f"{url}/health")
+    return status == HTTPStatus.OK or (status == HTTPStatus.NOT_FOUND and _status(f"{url}/v1/models") == HTTPStatus.OK)
+
+
+def _status(url: str) -> int | None:
+    """Of the answer; None: there is none."""
     try:
         with urllib.request.urlopen(url, timeout=10) as answer:
-            return bool(answer.status == 200)
-    except (urllib.error.URLError, OSError):
-        return False
+            return int(answer.status)
+    except urllib.error.HTTPError as error:
+        return error.code
+    except OSError:
+        return None
 
 
 def _tail(file: IO[bytes]) -> str:

@@ -91,29 +91,40 @@ SERVER = """
 import http.server, sys
 class Handler(http.server.BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
+    asked = 0
     def do_GET(self):
         body = b'{"data": [{"id": "one"}]}'
-        self.send_response(200)
+        Handler.asked += self.path == "/health"
+        # /health is 503 while the server loads, HEALTH when it has done so.
+        self.send_response(200 if self.path != "/health" else 503 if Handler.asked < 3 else HEALTH)
         self.send_header("content-length", str(len(body)))
         self.end_headers()
         self.wfile.write(body)
     def do_POST(self):
         self.rfile.read(int(self.headers["content-length"]))
-        self.wfile.write(ANSWER)
+        self.wfile.write(ANSWER if Handler.asked >= 3 else LOADING)
     def log_message(self, *words): pass
 http.server.ThreadingHTTPServer(("127.0.0.1", PORT), Handler).serve_forever()
 """
 
 
+LOADING = b"HTTP/1.1 503 Service Unavailable\r\ncontent-length: 0\r\n\r\n"
+
+
+@pytest.mark.parametrize("health", [200, 404])
 def test_a_server_is_started_loaded_and_ended(
-    tmp_path: Path, unused_port: int, capfd: pytest.CaptureFixture[str]
+    tmp_path: Path, unused_port: int, capfd: pytest.CaptureFixture[str], health: int
 ) -> None:
     answer = chunked(text("a"), text("b"), USAGE, DONE)
     script = tmp_path / "server.py"
-    script.write_text(SERVER.replace("ANSWER", repr(answer)).replace("PORT", str(unused_port)))
+    words = {"ANSWER": repr(answer), "LOADING": repr(LOADING), "PORT": str(unused_port), "HEALTH": str(health)}
+    text_of = SERVER
+    for word, value in words.items():
+        text_of = text_of.replace(word, value)
+    script.write_text(text_of)
     command, url = shlex.join([sys.executable, str(script)]), f"http://127.0.0.1:{unused_port}"
     load = "--num-prompts 3 --max-concurrency 1 --random-input-len 2"
-    words = [
+    flags = [
         "--server",
         "own",
         url,
@@ -125,7 +136,7 @@ def test_a_server_is_started_loaded_and_ended(
         "more",
         f"{load} --num-prompts 5",
     ]
-    assert main(["compare", *words, "--json", "--figure", "completed", "memory_mib", "--rounds", "2"]) == 0
+    assert main(["compare", *flags, "--json", "--figure", "completed", "memory_mib", "--rounds", "2"]) == 0
     found = {one["figure"]: one["median"] for one in map(json.loads, capfd.readouterr().out.splitlines())}
     assert found.pop("memory_mib") > 5
     assert found == {"few: completed": 3, "more: completed": 5}
