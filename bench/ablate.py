@@ -47,6 +47,7 @@ SETS: Final[Mapping[str, str]] = {
     "continuous batching off": "--batching static",
     "overlap off": "--no-async-scheduling",
     "prefix cache off": "--no-enable-prefix-caching",
+    "short mixed steps off": "--mixed-prefill-token-threshold 8192",
     "chunks off": "--max-num-batched-tokens 8192 --long-prefill-token-threshold 8192",
     "graphs off": "--enforce-eager",
 }
