@@ -23,7 +23,7 @@ from bench.ceilings import Ceilings
 from model_executor.attention.dispatch import KernelTable
 from model_executor.attention.spec import AttentionProblem
 from model_executor.batch import BatchInputs, DecodeGroup
-from model_executor.huge_pages import zeros
+from model_executor.huge_pages import Arena
 from model_executor.kv_cache import LayerCache
 from model_executor.layers.heads import HeadsProblem
 from model_executor.layers.linear import Linear, LinearProblem
@@ -229,14 +229,14 @@ def _attention_problem(shape: Shape, table: KernelTable) -> AttentionProblem:
 
 
 def _caches(shape: Shape, rows: int) -> list[LayerCache]:
-    """A layer's cache for each layer, with room for so many rows."""
+    """A layer's cache for each layer, with room for so many rows, in memory as the executor takes it."""
     size = (rows * -(-shape.context // BLOCK_SIZE) + 1, BLOCK_SIZE, shape.kv_heads, shape.head_dim)
-    return [LayerCache(_drawn(size), _drawn(size)) for _ in range(shape.layers)]
+    memory = Arena()
 
+    def drawn() -> Tensor:
+        return memory.take(4 * math.prod(size)).view(torch.float32).view(size).normal_()
 
-def _drawn(size: tuple[int, ...]) -> Tensor:
-    """Numbers in memory as the executor takes it for its cache."""
-    return zeros(4 * math.prod(size)).view(torch.float32).view(size).normal_()
+    return [LayerCache(drawn(), drawn()) for _ in range(shape.layers)]
 
 
 def _attention(native: Native | None, shape: Shape, rows: int, queries: int) -> KernelCase:

@@ -18,13 +18,9 @@ CHUNK: Final = 64 * 2**20
 ALIGNMENT: Final = 64
 
 
-def zeros(nbytes: int) -> Tensor:
-    """uint8 [nbytes] of its own; a page is touched by the first write to it only."""
-    return Arena(nbytes).take(nbytes)
-
-
 class Arena:
-    """Memory for pieces side by side in common huge pages. A chunk is given back when the last piece in it is gone.
+    """Memory for pieces side by side in common huge pages; the first write to a page touches it. A chunk is given back
+    when the last piece in it is gone.
 
     Args:
         chunk: bytes asked of the system at once, if a piece does not need more.

@@ -146,11 +146,15 @@ class KVCache:
             dtype: of keys and values.
             device: where they live.
         """
-        layers = []
-        for shape, group in zip(shapes, group_of, strict=True):
-            outer = (pools[group] + 1, block_size, shape.num_kv_heads)
-            key, value = (_zeros((*outer, width), dtype, device) for width in shape.widths)
-            layers.append(LayerCache(key, value))
+        sizes = [
+            (pools[group] + 1, block_size, shape.num_kv_heads, width)
+            for shape, group in zip(shapes, group_of, strict=True)
+            for width in shape.widths
+        ]
+        # Side by side: if each began a huge page, all would touch their next one in the same step.
+        arena = huge_pages.Arena(sum(math.prod(size) * dtype.itemsize + huge_pages.ALIGNMENT for size in sizes))
+        made = [_zeros(size, dtype, device, arena) for size in sizes]
+        layers = [LayerCache(key, value) for key, value in zip(made[::2], made[1::2], strict=True)]
         return cls(layers, pools, group_of)
 
     @property
@@ -164,7 +168,7 @@ def finite(x: Tensor, dtype: torch.dtype) -> Tensor:
     return torch.nan_to_num(torch.nan_to_num(x, nan=0.0).to(dtype))
 
 
-def _zeros(size: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+def _zeros(size: tuple[int, ...], dtype: torch.dtype, device: torch.device, arena: huge_pages.Arena) -> Tensor:
     if device.type != "cpu" or 0 in size:
         return torch.zeros(size, dtype=dtype, device=device)
-    return huge_pages.zeros(math.prod(size) * dtype.itemsize).view(dtype).view(size)
+    return arena.take(math.prod(size) * dtype.itemsize).view(dtype).view(size)

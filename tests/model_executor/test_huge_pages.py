@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import torch
 
-from model_executor.huge_pages import ALIGNMENT, CHUNK, HUGE_PAGE, Arena, zeros
+from model_executor.huge_pages import ALIGNMENT, CHUNK, HUGE_PAGE, Arena
 
 
-def test_zeros_begin_a_huge_page_and_are_of_the_size_asked_for() -> None:
+def test_a_chunk_begins_a_huge_page_and_a_piece_is_of_the_size_asked_for() -> None:
     for size in (0, 1, HUGE_PAGE - 1, 3 * HUGE_PAGE + 5):
-        memory = zeros(size)
+        memory = Arena(size).take(size)
         assert (memory.shape, memory.dtype) == ((size,), torch.uint8)
         assert memory.data_ptr() % HUGE_PAGE == 0 or not size
         assert not memory.any()

@@ -6,6 +6,7 @@ import pytest
 import torch
 from msgspec import structs
 
+from model_executor.huge_pages import HUGE_PAGE
 from model_executor.kv_cache import KVCache, LayerShape, group_layers
 from model_executor.models.spec import AttentionSpec, LatentSpec, NormSpec
 
@@ -71,3 +72,10 @@ def test_each_group_has_its_own_pool() -> None:
     assert [layer.key.shape[0] for layer in cache.layers] == [10, 5, 10]
     assert (cache.pools, cache.group_of, cache.num_blocks, cache.scratch_block) == ((9, 4), (0, 1, 0), 9, 9)
     assert cache.nbytes == (10 + 5 + 10) * 4 * 2 * 8 * 2 * 4
+
+
+def test_layers_do_not_touch_their_next_huge_pages_in_the_same_step() -> None:
+    shapes = [LayerShape(3, 64)] * 8
+    cache = KVCache.allocate(shapes, 400, 16, torch.float32, CPU)
+    begins = {one.data_ptr() % HUGE_PAGE for layer in cache.layers for one in (layer.key, layer.value)}
+    assert len(begins) == 16
