@@ -93,11 +93,10 @@ class Planner:
 
     def _budget_beside(self, rows: list[Sequence]) -> int:
         """Tokens of a step with these rows: all there may be, unless some of the rows generate."""
-        left = [seq.total - seq.computed for seq in rows]
-        generating = left.count(1)
+        generating = sum(seq.total - seq.computed == 1 for seq in rows)
         if not generating:
             return self._budget
-        waiting = sum(left) - generating + (self._roster.queue.tokens if self._roster.has_row() else 0)
+        waiting = len(rows) - generating + (len(self._roster.queue) if self._roster.has_row() else 0)
         # Each row that runs gets a token, prompts too.
         return min(self._budget, max(len(rows), generating + self._mixed.tokens(generating, waiting)))
 

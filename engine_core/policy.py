@@ -28,8 +28,6 @@ BYPASS_S: Final = 5.0
 BYPASS_WINDOW: Final = 16
 # Sequences that generate beside which prompts may have as much as the budget of a step without any.
 MIXED_ROWS: Final = 96
-# Steps in which what waits to be read is to be read.
-MIXED_STEPS: Final = 32
 
 Policy = Literal["fcfs", "priority"]
 Batching = Literal["continuous", "static"]
@@ -190,12 +188,12 @@ class MixedShare:
     """How many tokens prompts get in a step beside sequences that generate, whose next tokens wait for them.
 
     The more sequences generate, the longer is a step without prompts and the less a longer one is felt; so prompts get
-    a number of tokens for each of them. Where that is too little for the prompts that come in, these would pile up and
-    fewer and fewer sequences would generate; so prompts get no less than reads what waits in MIXED_STEPS steps.
+    a number of tokens for each of them. While more requests wait for their first token than for their next one, as in a
+    burst, the former matter more: prompts get half of the budget.
 
     Args:
         budget: tokens of a step.
-        fixed: how many, whatever waits; 0: as said, between a sixteenth and a half of the budget.
+        fixed: how many, whoever waits; 0: as said, and a sixteenth of the budget at least.
     """
 
     def __init__(self, budget: int, fixed: int) -> None:
@@ -207,12 +205,13 @@ class MixedShare:
 
         Args:
             generating: sequences that generate.
-            waiting: tokens that are to be read, those of requests that could start included.
+            waiting: those whose prompts are being read, and requests that could start.
         """
         if self._fixed:
             return self._fixed
-        wanted = max(self._budget * generating // MIXED_ROWS, waiting // MIXED_STEPS, self._budget // 16)
-        return max(1, min(wanted, self._budget // 2))
+        most = self._budget // 2
+        wanted = most if waiting > generating else max(self._budget * generating // MIXED_ROWS, self._budget // 16)
+        return max(1, min(wanted, most))
 
 
 class RetryEstimate:

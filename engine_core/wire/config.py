@@ -137,7 +137,7 @@ class SchedulerOptions(Struct, frozen=True, forbid_unknown_fields=True):
             ge=0,
             lt=2**31,
             description="tokens of all prompts in one step beside sequences that generate, whose next token waits for "
-            "them; 0: a sixteenth to a half of the budget, more beside more of them and when more wait to be read",
+            "them; 0: a sixteenth to a half of the budget, more beside more of them, most while more prompts wait",
         ),
     ] = 0
     scheduling_policy: Annotated[

@@ -5,7 +5,6 @@ from __future__ import annotations
 from engine_core.admission import Limits
 from engine_core.flight import Draft
 from engine_core.planner import START_SHARE, Planner
-from engine_core.policy import MIXED_STEPS
 from engine_core.roster import Roster
 from engine_core.sequence import Sequence
 from engine_core.wire.config import CacheOptions, SchedulerOptions
@@ -65,17 +64,23 @@ def test_prompts_beside_sequences_that_generate_get_part_of_the_budget() -> None
     assert engine.plan() == {1: 1, 2: 1, 3: 4, 4: 2}
 
 
-def test_many_waiting_tokens_get_more_of_the_step_if_their_requests_could_start() -> None:
+def test_while_more_wait_than_generate_prompts_get_half_the_budget() -> None:
     engine = Engine(budget=96, rows=3, mixed=0)
     engine.add(prompt(2, 1))
     engine.plan()
-    engine.add(*(prompt(40, order) for order in range(2, 12)))
-    planned = engine.plan()
-    assert planned[1] == 1
-    assert sum(planned.values()) == 1 + 400 // MIXED_STEPS
+    engine.add(*(prompt(90, order) for order in range(2, 12)))
+    for _ in range(2):
+        planned = engine.plan()
+        assert (planned[1], sum(planned.values())) == (1, 1 + 96 // 2)
+
+
+def test_requests_that_could_not_start_do_not_count_as_waiting() -> None:
+    engine = Engine(budget=96, rows=2, mixed=0)
+    engine.add(prompt(2, 1))
     engine.plan()
-    # No row is left: the queue does not matter.
-    assert sum(engine.plan().values()) == 1 + 96 // 16
+    engine.add(*(prompt(90, order) for order in range(2, 12)))
+    assert sum(engine.plan().values()) == 1 + 96 // 2
+    assert engine.plan() == {1: 1, 2: 96 // 16}
 
 
 def test_the_share_of_prompts_beside_sequences_that_generate_can_be_set() -> None:
