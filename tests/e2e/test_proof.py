@@ -94,6 +94,7 @@ def test_a_sentinel_of_other_blocks_is_not_compared(folder: Path, tmp_path: Path
     assert "another plan and is not compared: layer_map [0, 1], now [0, 5]" in other.stderr
 
 
+@pytest.mark.slow
 def test_a_sentinel_of_products_in_int8(tmp_path: Path) -> None:
     """The server's native kernels against torch's."""
     model, file = write_rand(tmp_path / "model", shape=Shape(hidden=64, layers=2, intermediate=64)), tmp_path / "s.json"

@@ -63,6 +63,7 @@ def test_logits_equal_those_in_torch(folder: Path) -> None:
     assert np.abs(made - load(folder).logits(PROMPT, chunk=5)).max() < 2e-5
 
 
+@pytest.mark.slow
 def test_kernels_are_marked_in_a_profile(folder: Path) -> None:
     kernels = table(MarkedTable)
     loaded = in_triton(folder, kernels)
