@@ -26,7 +26,7 @@ MAX_BYPASS: Final = 16
 BYPASS_S: Final = 5.0
 # Requests looked at behind a first that lacks blocks: so many in order, and as many more by turns.
 BYPASS_WINDOW: Final = 16
-# Sequences that generate beside which prompts may have as much as the budget of a step without any.
+# For each sequence that generates prompts get one part in so many of the budget.
 MIXED_ROWS: Final = 96
 
 Policy = Literal["fcfs", "priority"]
