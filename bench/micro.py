@@ -147,11 +147,16 @@ def kernel_costs(
 
     from bench.ceilings import measure_ceilings
     from bench.kernels import CASES, TOKEN_CASES, Shape, measure_case
+    from model_executor.errors import NativeUnavailable
     from model_executor.native.library import load_native
 
     if threads:
         torch.set_num_threads(threads)
-    native = load_native(torch.get_num_threads())
+    try:
+        native = load_native(torch.get_num_threads())
+    except NativeUnavailable as error:
+        print(f"torch's kernels are measured: {error}", file=sys.stderr)
+        native = None
     shape = Shape(context=context)
     makers = [(make, count) for make in CASES for count in rows]
     makers += [(make, count) for make in TOKEN_CASES for count in tokens]
