@@ -17,14 +17,14 @@
 #define MAX_ROWS 3
 #endif
 /* Inputs whose products are summed up by themselves, so that rounding does not grow along all of K. */
-#define STRETCH 128
+#define STRETCH 192
 /* From so many rows on a stretch of a panel, in float32, is worth a place in the first-level cache. */
 #define MANY_ROWS 36
 /* Rows of a panel that are asked for ahead where it streams from memory: the processor looks too few instructions ahead
  * once several rows of x share each of them. */
 #define AHEAD 32
 /* Blocks of rows whose sums it holds beside it. */
-#define BAND_BLOCKS (96 / MAX_ROWS)
+#define BAND_BLOCKS (192 / MAX_ROWS)
 
 /* Row k of a panel. A bfloat16 panel holds columns c and c + 16 in one word. */
 INLINE void weights(const int kind, const void *panel, long k, vf *low, vf *high) {
@@ -90,6 +90,8 @@ INLINE void tile(const int kind, const int ahead, const int rows, const int coun
     const float *x0 = block.x, *x3 = x0 + 3 * stride, *x6 = x3 + 3 * stride, *x9 = x6 + 3 * stride;
 #pragma GCC unroll 24
     for (int i = 0; i < rows * count; i++) low[i] = high[i] = (vf){0};
+    /* Unrolled: counting takes issue slots of the multiply-adds. */
+#pragma GCC unroll 2
     for (long k = 0; k < s.inputs; k++, x0++, x3++, x6++, x9++) {
 #pragma GCC unroll 4
         for (int c = 0; c < count; c++) {
