@@ -5,6 +5,7 @@
  * independent chains. */
 #include "linear.h"
 
+#include <limits.h>
 #include <stdbool.h>
 
 #include "finish.h"
@@ -18,12 +19,18 @@
 #endif
 /* Inputs whose products are summed up by themselves, so that rounding does not grow along all of K. */
 #define STRETCH 192
-/* From so many rows on a stretch of a panel, in float32, is worth a place in the first-level cache. */
-#define MANY_ROWS 36
+/* From so many blocks on a narrow stretch is widened once for all of them: what that saves each tile. */
+#if defined(__AVX512F__)
+#define WIDEN_BFLOAT16 LONG_MAX
+#define WIDEN_FLOAT16 12
+#else
+#define WIDEN_BFLOAT16 4
+#define WIDEN_FLOAT16 4
+#endif
 /* Rows of a panel that are asked for ahead where it streams from memory: the processor looks too few instructions ahead
  * once several rows of x share each of them. */
 #define AHEAD 32
-/* Blocks of rows whose sums it holds beside it. */
+/* Blocks of rows that pass a panel before the next. */
 #define BAND_BLOCKS (192 / MAX_ROWS)
 
 /* Row k of a panel. A bfloat16 panel holds columns c and c + 16 in one word. */
@@ -59,7 +66,7 @@ typedef struct {
     long out_stride;
     long panels;
     long group;
-    long bands; /* 0: few rows */
+    long bands;
 } Product;
 
 /* A stretch of K of neighbouring panels, and where the sums of a block of rows go: panel c's to `to` + 32 c, rows
@@ -177,6 +184,8 @@ static Rows block_of(const Product *p, long index) {
     return (Rows){p->x + first * p->x_stride, p->x_stride, first, rows_of(p->blocks, index)};
 }
 
+static long widen_from(long kind) { return kind == FLOAT32 ? LONG_MAX : kind == BFLOAT16 ? WIDEN_BFLOAT16 : WIDEN_FLOAT16; }
+
 static long stretches(long inputs) { return (inputs + STRETCH - 1) / STRETCH; }
 
 /* The first k of a stretch. */
@@ -196,33 +205,8 @@ static Stretch stretch_of(const Product *p, Rows block, long panel, long first, 
     return s;
 }
 
-/* Few rows: the panels stream from memory once, straight into the tiles. */
-static void multiply_few(const Product *p, const char *panels, long panel_bytes, long panel, long count) {
-    const long inputs = p->linear->inputs, kind = p->linear->kind, stride = MAX_GROUP * PANEL;
-    float sums[MANY_ROWS * MAX_GROUP * PANEL] __attribute__((aligned(64)));
-    const bool direct = plain(p->linear, panel, count);
-    for (long i = 0; i < stretches(inputs); i++) {
-        const long begin = begin_of(inputs, i), end = begin_of(inputs, i + 1);
-        for (long b = 0; b < p->blocks.count; b++) {
-            Rows block = block_of(p, b);
-            Stretch s = stretch_of(p, block, panel, begin, end, sums + block.first * stride, stride, direct);
-            s.panels = panels + begin * PANEL * kind_bytes(kind);
-            s.panel_bytes = panel_bytes;
-            block.x += begin;
-            if (kind == FLOAT32) float32_stream(block, s, count);
-            else if (kind == BFLOAT16) bfloat16_stream(block, s, count);
-            else float16_stream(block, s, count);
-        }
-    }
-    for (long b = 0; b < p->blocks.count && !direct; b++) {
-        const Rows block = block_of(p, b);
-        finish_block(p, block, panel, count, sums + block.first * stride, stride);
-    }
-}
-
 /* Rows first .. last - 1 of a panel as float32. */
-static const char *widen(long kind, const char *panel, long first, long last, float *wide) {
-    if (kind == FLOAT32) return panel + first * PANEL * sizeof(float);
+static void widen(long kind, const char *panel, long first, long last, float *wide) {
     for (long k = first; k < last; k++) {
         vf low, high;
         if (kind == BFLOAT16) weights(BFLOAT16, panel, k, &low, &high);
@@ -230,43 +214,39 @@ static const char *widen(long kind, const char *panel, long first, long last, fl
         store(wide + (k - first) * PANEL, low);
         store(wide + (k - first) * PANEL + LANES, high);
     }
-    return (const char *)wide;
 }
 
-/* Ask for a share of the stretch that comes next, while a block passes the one before. */
-static void prefetch(const char *from, const char *end, long share, long shares) {
-    const long lines = (end - from + 63) / 64;
-    for (long line = lines * share / shares; line < lines * (share + 1) / shares; line++)
-        __builtin_prefetch(from + line * 64, 0, 2);
-}
-
-/* Many rows: a stretch of one panel stays in the first-level cache while blocks first_block .. last_block - 1 pass it. */
-static void multiply_many(const Product *p, const char *panel_at, long panel, long first_block, long last_block,
-                          float *sums) {
-    const long inputs = p->linear->inputs, origin = block_of(p, first_block).first;
-    const bool direct = plain(p->linear, panel, 1);
-    const long row_bytes = PANEL * kind_bytes(p->linear->kind), blocks = last_block - first_block;
-    float wide[STRETCH * PANEL] __attribute__((aligned(64)));
+/* Blocks first_block .. last_block - 1 pass the panels a stretch at a time: the second-level cache holds that of all
+ * panels, the first-level one a block's part of x. */
+static void multiply_band(const Product *p, const char *panels, long panel_bytes, long panel, long count,
+                          long first_block, long last_block) {
+    const long inputs = p->linear->inputs, kind = p->linear->kind, stride = MAX_GROUP * PANEL;
+    const long origin = block_of(p, first_block).first;
+    float sums[BAND_BLOCKS * MAX_ROWS * MAX_GROUP * PANEL] __attribute__((aligned(64)));
+    float wide[MAX_GROUP * STRETCH * PANEL] __attribute__((aligned(64)));
+    const bool direct = plain(p->linear, panel, count), widened = last_block - first_block >= widen_from(kind);
     for (long i = 0; i < stretches(inputs); i++) {
         const long begin = begin_of(inputs, i), end = begin_of(inputs, i + 1);
-        const char *stretch = widen(p->linear->kind, panel_at, begin, end, wide);
-        const char *next = panel_at + end * row_bytes, *next_end = next + (end - begin) * row_bytes;
+        for (long c = 0; widened && c < count; c++) widen(kind, panels + c * panel_bytes, begin, end, wide + c * STRETCH * PANEL);
         for (long b = first_block; b < last_block; b++) {
             Rows block = block_of(p, b);
-            Stretch s = stretch_of(p, block, panel, begin, end, sums + (block.first - origin) * PANEL, PANEL, direct);
-            s.panels = stretch;
+            Stretch s = stretch_of(p, block, panel, begin, end, sums + (block.first - origin) * stride, stride, direct);
+            s.panels = widened ? (const char *)wide : panels + begin * PANEL * kind_bytes(kind);
+            s.panel_bytes = widened ? STRETCH * PANEL * (long)sizeof(float) : panel_bytes;
             block.x += begin;
-            prefetch(next, next_end, b - first_block, blocks);
-            float32_rows(block, s, 1);
+            if (widened) float32_rows(block, s, count);
+            else if (kind == FLOAT32) float32_stream(block, s, count);
+            else if (kind == BFLOAT16) bfloat16_stream(block, s, count);
+            else float16_stream(block, s, count);
         }
     }
     for (long b = first_block; b < last_block && !direct; b++) {
-        Rows block = block_of(p, b);
-        finish_block(p, block, panel, 1, sums + (block.first - origin) * PANEL, PANEL);
+        const Rows block = block_of(p, b);
+        finish_block(p, block, panel, count, sums + (block.first - origin) * stride, stride);
     }
 }
 
-/* A chunk is a group of panels, and of many rows BAND_BLOCKS blocks, which the second-level cache holds. */
+/* A chunk is a group of panels and a band of rows. */
 static void multiply(void *context, long chunk, int thread) {
     (void)thread;
     const Product *p = context;
@@ -275,14 +255,9 @@ static void multiply(void *context, long chunk, int thread) {
     const long panel = chunk % groups * p->group;
     const long count = panel + p->group <= p->panels ? p->group : p->panels - panel;
     const char *panels = (const char *)p->linear->panels + panel * panel_bytes;
-    if (p->bands == 0) {
-        multiply_few(p, panels, panel_bytes, panel, count);
-        return;
-    }
-    float sums[BAND_BLOCKS * MAX_ROWS * PANEL] __attribute__((aligned(64)));
     const long band = chunk / groups, first = p->blocks.count * band / p->bands,
                last = p->blocks.count * (band + 1) / p->bands;
-    for (long i = 0; i < count; i++) multiply_many(p, panels + i * panel_bytes, panel + i, first, last, sums);
+    multiply_band(p, panels, panel_bytes, panel, count, first, last);
 }
 
 /* Panels a chunk, so that the busiest thread has as little as can be. */
@@ -305,8 +280,8 @@ int linear_run(Pool *pool, const Linear *linear, const float *x, long x_stride, 
     p.blocks = cut_rows(rows, MAX_ROWS);
     p.panels = (linear->outputs + PANEL - 1) / PANEL;
     p.group = linear_panels_a_chunk(p.panels, pool_threads(pool));
-    p.bands = rows < MANY_ROWS ? 0 : (p.blocks.count + BAND_BLOCKS - 1) / BAND_BLOCKS;
-    pool_run(pool, multiply, &p, (p.panels + p.group - 1) / p.group * (p.bands ? p.bands : 1));
+    p.bands = (p.blocks.count + BAND_BLOCKS - 1) / BAND_BLOCKS;
+    pool_run(pool, multiply, &p, (p.panels + p.group - 1) / p.group * p.bands);
     return 0;
 }
 
