@@ -27,7 +27,7 @@ BYPASS_S: Final = 5.0
 # Requests looked at behind a first that lacks blocks: so many in order, and as many more by turns.
 BYPASS_WINDOW: Final = 16
 # For each sequence that generates prompts get one part in so many of the budget.
-MIXED_ROWS: Final = 96
+MIXED_ROWS: Final = 112
 
 Policy = Literal["fcfs", "priority"]
 Batching = Literal["continuous", "static"]
