@@ -12,19 +12,24 @@
 #include "narrow.h"
 
 #define TILE 32
+/* Positions that lie side by side: blocks are multiples of so many. */
+#define HALF 16
+#define HALVES (TILE / HALF)
+/* Vectors of a row of scores. */
+#define VECTORS (TILE / LANES)
 #define PART 1024
 /* The cache level that asks for what is read next. */
 #define NEXT 3
 /* Most query rows (queries times the heads of a KV head) of an item. */
 #define MAX_ROWS 48
 /* Query rows whose scores are kept in registers at once, and whose sums of values are. */
-#if defined(__AVX512F__)
+#if REGISTERS == 32
 #define SCORE_ROWS 12
 #define VALUE_ROWS 6
 #define VALUE_VECTORS 4
 #else
-#define SCORE_ROWS 3
-#define VALUE_ROWS 3
+#define SCORE_ROWS 6
+#define VALUE_ROWS 6
 #define VALUE_VECTORS 2
 #endif
 
@@ -53,8 +58,6 @@ typedef struct {
     bool failed;
 } Run;
 
-#define HALVES (TILE / LANES)
-
 /* Where the keys and values of a tile's halves lie, in numbers of the cache, for KV head 0. A half is part of one block.
  * What is beyond the context is masked: the rest of its block, and the first half once more for a second one that has no
  * block. It is finite, as all of the cache is. */
@@ -65,7 +68,7 @@ typedef struct {
 static void find_places(const Attention *a, const int64_t *table, long first, long context, Places *places) {
     const long token = a->kv_heads * a->head_dim;
     for (int half = 0; half < HALVES; half++) {
-        const long position = first + half * LANES < context ? first + half * LANES : first;
+        const long position = first + half * HALF < context ? first + half * HALF : first;
         const long block = position / a->block_size, within = position - block * a->block_size;
         const long begin = table[block] * a->block_size * token;
         places->keys[half] = begin + within;
@@ -79,7 +82,7 @@ typedef struct {
     long row;
 } Keys;
 
-/* Scores of some query rows against a tile: query [head_dim, rows of the item], to [row, 32]. `next`: the keys that are
+/* Scores of some query rows against two vectors of a tile: query [head_dim, rows of the item], to [row, 32]. `next`: the keys that are
  * read after these, asked for meanwhile: they lie anywhere, and all at once would keep the processor waiting. */
 INLINE void score_rows(const int kind, const int rows, const float *query, long stride, long head_dim, Keys keys,
                        Keys next, float *scores) {
@@ -99,25 +102,34 @@ INLINE void score_rows(const int kind, const int rows, const float *query, long 
 #pragma GCC unroll 12
     for (int r = 0; r < rows; r++) {
         store(scores + r * TILE, low[r]);
-        store(scores + r * TILE + LANES, high[r]);
+        store(scores + r * TILE + HALF, high[r]);
     }
 }
 
-INLINE void score(const int kind, long rows, const float *query, long head_dim, Keys keys, Keys next, float *scores) {
+/* Of all query rows against a vector of each half. */
+INLINE void score_pair(const int kind, long rows, const float *query, long head_dim, Keys keys, Keys next,
+                       float *scores) {
     for (long r = 0; r < rows;) {
         const float *from = query + r;
         float *to = scores + r * TILE;
         switch (rows - r) {
         case 1: score_rows(kind, 1, from, rows, head_dim, keys, next, to); r += 1; break;
         case 2: score_rows(kind, 2, from, rows, head_dim, keys, next, to); r += 2; break;
-#if defined(__AVX512F__)
         case 3: score_rows(kind, 3, from, rows, head_dim, keys, next, to); r += 3; break;
         case 4: case 5: score_rows(kind, 4, from, rows, head_dim, keys, next, to); r += 4; break;
+#if REGISTERS == 32
         case 6: case 7: score_rows(kind, 6, from, rows, head_dim, keys, next, to); r += 6; break;
         case 8: case 9: case 10: case 11: score_rows(kind, 8, from, rows, head_dim, keys, next, to); r += 8; break;
 #endif
         default: score_rows(kind, SCORE_ROWS, from, rows, head_dim, keys, next, to); r += SCORE_ROWS; break;
         }
+    }
+}
+
+INLINE void score(const int kind, long rows, const float *query, long head_dim, Keys keys, Keys next, float *scores) {
+    for (int at = 0; at < HALF; at += LANES) {
+        const Keys here = {place_of(kind, keys.low, at), place_of(kind, keys.high, at), keys.row};
+        score_pair(kind, rows, query, head_dim, here, next, scores + at);
     }
 }
 
@@ -136,14 +148,14 @@ INLINE void weigh_rows(const int kind, const int rows, const int vectors, const 
     for (int r = 0; r < rows; r++)
 #pragma GCC unroll 4
         for (int v = 0; v < vectors; v++) sums[r * VALUE_VECTORS + v] = load(values + r * head_dim + d + v * LANES);
-    for (int half = 0; half < HALVES; half++, weight += LANES) {
+    for (int half = 0; half < HALVES; half++, weight += HALF) {
         const char *value = place_of(kind, from.halves[half], d), *after = place_of(kind, next.halves[half], d);
-        for (long j = 0; j < LANES; j++, value += from.row, after += next.row) {
+        for (long j = 0; j < HALF; j++, value += from.row, after += next.row) {
             vf x[VALUE_VECTORS];
 #pragma GCC unroll 4
             for (int v = 0; v < vectors; v++) x[v] = load_as(kind, place_of(kind, value, v * LANES));
 #pragma GCC unroll 4
-            for (int v = 0; v < vectors; v += 4 / kind_bytes(kind)) __builtin_prefetch(place_of(kind, after, v * LANES), 0, NEXT);
+            for (int v = 0; v < vectors; v += 64 / LANES / kind_bytes(kind)) __builtin_prefetch(place_of(kind, after, v * LANES), 0, NEXT);
 #pragma GCC unroll 6
             for (int r = 0; r < rows; r++)
 #pragma GCC unroll 4
@@ -164,10 +176,8 @@ INLINE void weigh_width(const int kind, const int vectors, long rows, const floa
         switch (rows - r) {
         case 1: weigh_rows(kind, 1, vectors, from, value, next, d, to, head_dim); r += 1; break;
         case 2: weigh_rows(kind, 2, vectors, from, value, next, d, to, head_dim); r += 2; break;
-#if defined(__AVX512F__)
         case 3: case 5: weigh_rows(kind, 3, vectors, from, value, next, d, to, head_dim); r += 3; break;
         case 4: weigh_rows(kind, 4, vectors, from, value, next, d, to, head_dim); r += 4; break;
-#endif
         default: weigh_rows(kind, VALUE_ROWS, vectors, from, value, next, d, to, head_dim); r += VALUE_ROWS; break;
         }
     }
@@ -188,22 +198,23 @@ INLINE vf shape_score(const Attention *a, vf score) {
 }
 
 /* Turn the scores of one query row into weights, and its state to the new greatest score. `masked`: some of the tile is
- * not seen; `low_at` and `high_at` are its positions relative to the query's. */
-INLINE void soften(const Attention *a, const State *state, long r, const bool masked, vi low_at, vi high_at,
-                   float *scores) {
-    vi low_seen, high_seen;
-    vf low = shape_score(a, load(scores)), high = shape_score(a, load(scores + LANES));
-    if (masked) {
-        low_seen = low_at <= 0;
-        high_seen = high_at <= 0;
-        if (a->window) {
-            low_seen &= low_at > (int32_t)-a->window;
-            high_seen &= high_at > (int32_t)-a->window;
+ * not seen; `first_at` is the position of its first key relative to the query's. */
+INLINE void soften(const Attention *a, const State *state, long r, const bool masked, int32_t first_at, float *scores) {
+    const vi lane = LANE_NUMBERS;
+    vf score[VECTORS], most;
+    vi seen[VECTORS];
+#pragma GCC unroll 8
+    for (int v = 0; v < VECTORS; v++) {
+        score[v] = shape_score(a, load(scores + v * LANES));
+        if (masked) {
+            const vi at = lane + (first_at + v * LANES);
+            seen[v] = at <= 0;
+            if (a->window) seen[v] &= at > (int32_t)-a->window;
+            score[v] = pick(seen[v], score[v], all(-INFINITY));
         }
-        low = pick(low_seen, low, all(-INFINITY));
-        high = pick(high_seen, high, all(-INFINITY));
+        most = v ? larger(most, score[v]) : score[v];
     }
-    const float top = largest(larger(low, high)), best = state->best[r];
+    const float top = largest(most), best = state->best[r];
     if (top > best) {
         /* The exponential of minus infinity is not zero here, but then the state is zero. */
         vf shrink = exponential(all(best - top));
@@ -213,28 +224,23 @@ INLINE void soften(const Attention *a, const State *state, long r, const bool ma
         for (long d = 0; d < a->head_dim; d += LANES) store(values + d, load(values + d) * shrink);
     }
     const float base = state->best[r] == -INFINITY ? 0.0f : state->best[r];
-    low = exponential(low - base);
-    high = exponential(high - base);
-    if (masked) {
-        low = pick(low_seen, low, (vf){0});
-        high = pick(high_seen, high, (vf){0});
+#pragma GCC unroll 8
+    for (int v = 0; v < VECTORS; v++) {
+        score[v] = exponential(score[v] - base);
+        if (masked) score[v] = pick(seen[v], score[v], (vf){0});
+        state->total[r] += score[v];
+        store(scores + v * LANES, score[v]);
     }
-    state->total[r] += low;
-    state->total[r] += high;
-    store(scores, low);
-    store(scores + LANES, high);
 }
 
 /* The same of all rows of a KV head, `group` of them for each query; the first query stands at `position`. */
 static void soften_rows(const Attention *a, const State *state, long rows, long group, long position, long first,
                         float *scores) {
-    const vi lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
     for (long r = 0; r < rows; position++) {
         const bool masked = first + TILE - 1 > position || (a->window && first <= position - a->window);
-        const vi low_at = lane + (int32_t)(first - position), high_at = low_at + LANES;
         for (const long end = r + group; r < end; r++, scores += TILE) {
-            if (masked) soften(a, state, r, true, low_at, high_at, scores);
-            else soften(a, state, r, false, low_at, high_at, scores);
+            if (masked) soften(a, state, r, true, (int32_t)(first - position), scores);
+            else soften(a, state, r, false, 0, scores);
         }
     }
 }

@@ -5,6 +5,9 @@
 #include "linear.h"
 #include "vector.h"
 
+/* Vectors of a half: a panel is taken as so many pairs of vectors, one in each half. */
+#define PAIRS (HALF / LANES)
+
 /* Rows in blocks as equal as can be: the first `larger` hold a row more than `least`. */
 typedef struct {
     long count, least, larger;
@@ -27,7 +30,7 @@ INLINE vf activate(long finish, vf gate) {
     return 0.5f * gate * (1.0f + hyperbolic_tangent(inner));
 }
 
-/* Write columns 0 .. count - 1 of 16. */
+/* Write the first `count` columns of a vector. */
 INLINE void store_some(float *to, vf x, long count) {
     if (count >= LANES) store(to, x);
     else if (count > 0) memcpy(to, &x, count * sizeof(float));
@@ -35,26 +38,28 @@ INLINE void store_some(float *to, vf x, long count) {
 
 /* Ask for the lines of a panel's results before they are computed. */
 INLINE void expect(const Linear *linear, float *out, long stride, int rows, long panel) {
-    float *first = out + (linear->finish == PLAIN ? panel * PANEL : panel * LANES);
+    float *first = out + (linear->finish == PLAIN ? panel * PANEL : panel * HALF);
     for (int r = 0; r < rows; r++) {
         __builtin_prefetch(first + r * stride, 1, 2);
-        if (linear->finish == PLAIN) __builtin_prefetch(first + r * stride + LANES, 1, 2);
+        if (linear->finish == PLAIN) __builtin_prefetch(first + r * stride + HALF, 1, 2);
     }
 }
 
 /* Put one row's 32 sums of a panel where they belong in the row's result. */
 static inline void finish(const Linear *linear, float *out, long panel, const float *sums) {
-    const long column = panel * PANEL;
-    vf low = load(sums), high = load(sums + LANES);
-    if (linear->bias) {
-        low += load(linear->bias + column);
-        high += load(linear->bias + column + LANES);
-    }
-    if (linear->finish == PLAIN) {
-        store_some(out + column, low, linear->outputs - column);
-        store_some(out + column + LANES, high, linear->outputs - column - LANES);
-    } else {
-        store_some(out + column / 2, activate(linear->finish, low) * high, linear->outputs / 2 - column / 2);
+    for (int at = 0; at < HALF; at += LANES) {
+        const long column = panel * PANEL + at, gated = panel * HALF + at;
+        vf low = load(sums + at), high = load(sums + HALF + at);
+        if (linear->bias) {
+            low += load(linear->bias + column);
+            high += load(linear->bias + column + HALF);
+        }
+        if (linear->finish == PLAIN) {
+            store_some(out + column, low, linear->outputs - column);
+            store_some(out + column + HALF, high, linear->outputs - column - HALF);
+        } else {
+            store_some(out + gated, activate(linear->finish, low) * high, linear->outputs / 2 - gated);
+        }
     }
 }
 

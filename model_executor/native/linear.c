@@ -1,43 +1,37 @@
 /* x @ w for a weight that lies in panels of 32 columns: [panel, K, 32].
  *
- * Up to 12 rows by 32 columns are kept in registers over a stretch of K, so an element is a sum of chains of fused
- * multiply-adds in rising k, whatever the number of rows. Few rows take several panels at once, to have enough
+ * Up to 12 rows by a pair of vectors are kept in registers over a stretch of K, so an element is a sum of chains of fused
+ * multiply-adds in rising k, whatever the number of rows. Few rows take several pairs at once, to have enough
  * independent chains. */
 #include "linear.h"
 
-#include <limits.h>
 #include <stdbool.h>
 
 #include "finish.h"
 #include "narrow.h"
 
 /* Most rows of a tile: its sums, two vectors a row, stay in registers. */
-#if defined(__AVX512F__)
-#define MAX_ROWS 12
-#else
-#define MAX_ROWS 3
-#endif
+#define MAX_ROWS (REGISTERS == 32 ? 12 : 6)
 /* Inputs whose products are summed up by themselves, so that rounding does not grow along all of K. */
 #define STRETCH 192
-/* From so many blocks on a narrow stretch is widened once for all of them: what that saves each tile. */
-#if defined(__AVX512F__)
-#define WIDEN_BFLOAT16 LONG_MAX
-#define WIDEN_FLOAT16 12
-#else
-#define WIDEN_BFLOAT16 4
-#define WIDEN_FLOAT16 4
-#endif
+/* From so many blocks on a float16 stretch is widened once for all of them. bfloat16 costs a tile too little for that. */
+#define WIDEN (REGISTERS == 32 ? 12 : 6)
 /* Rows of a panel that are asked for ahead where it streams from memory: the processor looks too few instructions ahead
  * once several rows of x share each of them. */
 #define AHEAD 32
 /* Blocks of rows that pass a panel before the next. */
 #define BAND_BLOCKS (192 / MAX_ROWS)
 
-/* Row k of a panel. A bfloat16 panel holds columns c and c + 16 in one word. */
+/* Where pair p of neighbouring panels begins. */
+INLINE const char *pair_at(const int kind, const char *panels, long panel_bytes, long p) {
+    return panels + p / PAIRS * panel_bytes + p % PAIRS * LANES * (kind == FLOAT16 ? 2 : 4);
+}
+
+/* Row k of a pair. A bfloat16 panel holds both columns of a pair in one word. */
 INLINE void weights(const int kind, const void *panel, long k, vf *low, vf *high) {
     if (kind == FLOAT32) {
         *low = load((const float *)panel + k * PANEL);
-        *high = load((const float *)panel + k * PANEL + LANES);
+        *high = load((const float *)panel + k * PANEL + HALF);
     } else if (kind == BFLOAT16) {
         vu words;
         memcpy(&words, (const uint16_t *)panel + k * PANEL, sizeof words);
@@ -45,7 +39,7 @@ INLINE void weights(const int kind, const void *panel, long k, vf *low, vf *high
         *high = (vf)(words & 0xffff0000u);
     } else {
         *low = widen_half((const uint16_t *)panel + k * PANEL);
-        *high = widen_half((const uint16_t *)panel + k * PANEL + LANES);
+        *high = widen_half((const uint16_t *)panel + k * PANEL + HALF);
     }
 }
 
@@ -88,10 +82,10 @@ INLINE void ask(const int kind, const char *panel, long k) {
     for (long line = 0; line < bytes; line += 64) __builtin_prefetch(panel + k * bytes + line, 0, 3);
 }
 
+/* `count` neighbouring pairs. */
 INLINE void tile(const int kind, const int ahead, const int rows, const int count, const Rows block, const Stretch s,
-                 long panel) {
+                 long pair) {
     vf low[MAX_ROWS * 2], high[MAX_ROWS * 2];
-    const char *panels = s.panels + panel * s.panel_bytes;
     /* Each pointer reaches three rows, at once, twice and not at all the stride away: an address each. */
     const long stride = block.stride;
     const float *x0 = block.x, *x3 = x0 + 3 * stride, *x6 = x3 + 3 * stride, *x9 = x6 + 3 * stride;
@@ -102,9 +96,10 @@ INLINE void tile(const int kind, const int ahead, const int rows, const int coun
     for (long k = 0; k < s.inputs; k++, x0++, x3++, x6++, x9++) {
 #pragma GCC unroll 4
         for (int c = 0; c < count; c++) {
+            const char *from = pair_at(kind, s.panels, s.panel_bytes, pair + c);
             vf a, b;
-            if (ahead) ask(kind, panels + c * s.panel_bytes, k + ahead);
-            weights(kind, panels + c * s.panel_bytes, k, &a, &b);
+            if (ahead) ask(kind, from, k + ahead);
+            weights(kind, from, k, &a, &b);
 #pragma GCC unroll 12
             for (int r = 0; r < rows; r++) {
                 const float x = (r < 3 ? x0 : r < 6 ? x3 : r < 9 ? x6 : x9)[r % 3 * stride];
@@ -118,30 +113,32 @@ INLINE void tile(const int kind, const int ahead, const int rows, const int coun
 #pragma GCC unroll 4
         for (int c = 0; c < count; c++) {
             const int i = c * rows + r;
+            const long at = (pair + c) / PAIRS * PANEL + (pair + c) % PAIRS * LANES;
             if (s.from) {
-                const float *from = s.from + r * s.from_stride + (panel + c) * PANEL;
+                const float *from = s.from + r * s.from_stride + at;
                 low[i] += load(from);
-                high[i] += load(from + LANES);
+                high[i] += load(from + HALF);
             }
-            float *to = s.to + r * s.to_stride + (panel + c) * PANEL;
+            float *to = s.to + r * s.to_stride + at;
             store(to, low[i]);
-            store(to + LANES, high[i]);
+            store(to + HALF, high[i]);
         }
 }
 
-/* `count` panels, `at_once` of them in a tile. */
+/* `count` panels, `at_once` pairs of them in a tile. */
 INLINE void tiles(const int kind, const int ahead, const int rows, const int at_once, const Rows x, const Stretch s,
                   long count) {
+    const long pairs = count * PAIRS;
     long done = 0;
-    for (; done + at_once <= count; done += at_once) tile(kind, ahead, rows, at_once, x, s, done);
+    for (; done + at_once <= pairs; done += at_once) tile(kind, ahead, rows, at_once, x, s, done);
     if (at_once > 1)
-        for (; done < count; done++) tile(kind, ahead, rows, 1, x, s, done);
+        for (; done < pairs; done++) tile(kind, ahead, rows, 1, x, s, done);
 }
 
-/* Fewer rows take more panels at once. */
+/* Fewer rows take more pairs at once. */
 INLINE void by_rows(const int kind, const int ahead, const Rows block, const Stretch s, long count) {
     switch (block.rows) {
-#if defined(__AVX512F__)
+#if REGISTERS == 32
     case 1: tiles(kind, ahead, 1, 4, block, s, count); break;
     case 2: tiles(kind, ahead, 2, 4, block, s, count); break;
     case 3: tiles(kind, ahead, 3, 3, block, s, count); break;
@@ -154,8 +151,11 @@ INLINE void by_rows(const int kind, const int ahead, const Rows block, const Str
     case 10: tiles(kind, ahead, 10, 1, block, s, count); break;
     case 11: tiles(kind, ahead, 11, 1, block, s, count); break;
 #else
-    case 1: tiles(kind, ahead, 1, 2, block, s, count); break;
-    case 2: tiles(kind, ahead, 2, 1, block, s, count); break;
+    case 1: tiles(kind, ahead, 1, 4, block, s, count); break;
+    case 2: tiles(kind, ahead, 2, 2, block, s, count); break;
+    case 3: tiles(kind, ahead, 3, 2, block, s, count); break;
+    case 4: tiles(kind, ahead, 4, 1, block, s, count); break;
+    case 5: tiles(kind, ahead, 5, 1, block, s, count); break;
 #endif
     default: tiles(kind, ahead, MAX_ROWS, 1, block, s, count); break;
     }
@@ -184,8 +184,6 @@ static Rows block_of(const Product *p, long index) {
     return (Rows){p->x + first * p->x_stride, p->x_stride, first, rows_of(p->blocks, index)};
 }
 
-static long widen_from(long kind) { return kind == FLOAT32 ? LONG_MAX : kind == BFLOAT16 ? WIDEN_BFLOAT16 : WIDEN_FLOAT16; }
-
 static long stretches(long inputs) { return (inputs + STRETCH - 1) / STRETCH; }
 
 /* The first k of a stretch. */
@@ -205,15 +203,11 @@ static Stretch stretch_of(const Product *p, Rows block, long panel, long first, 
     return s;
 }
 
-/* Rows first .. last - 1 of a panel as float32. */
-static void widen(long kind, const char *panel, long first, long last, float *wide) {
-    for (long k = first; k < last; k++) {
-        vf low, high;
-        if (kind == BFLOAT16) weights(BFLOAT16, panel, k, &low, &high);
-        else weights(FLOAT16, panel, k, &low, &high);
-        store(wide + (k - first) * PANEL, low);
-        store(wide + (k - first) * PANEL + LANES, high);
-    }
+/* Rows first .. last - 1 of a float16 panel as float32. */
+static void widen(const char *panel, long first, long last, float *wide) {
+    for (long k = first; k < last; k++, wide += PANEL)
+        for (int at = 0; at < PANEL; at += LANES)
+            store(wide + at, widen_half((const uint16_t *)panel + k * PANEL + at));
 }
 
 /* Blocks first_block .. last_block - 1 pass the panels a stretch at a time: the second-level cache holds that of all
@@ -224,10 +218,10 @@ static void multiply_band(const Product *p, const char *panels, long panel_bytes
     const long origin = block_of(p, first_block).first;
     float sums[BAND_BLOCKS * MAX_ROWS * MAX_GROUP * PANEL] __attribute__((aligned(64)));
     float wide[MAX_GROUP * STRETCH * PANEL] __attribute__((aligned(64)));
-    const bool direct = plain(p->linear, panel, count), widened = last_block - first_block >= widen_from(kind);
+    const bool direct = plain(p->linear, panel, count), widened = kind == FLOAT16 && last_block - first_block >= WIDEN;
     for (long i = 0; i < stretches(inputs); i++) {
         const long begin = begin_of(inputs, i), end = begin_of(inputs, i + 1);
-        for (long c = 0; widened && c < count; c++) widen(kind, panels + c * panel_bytes, begin, end, wide + c * STRETCH * PANEL);
+        for (long c = 0; widened && c < count; c++) widen(panels + c * panel_bytes, begin, end, wide + c * STRETCH * PANEL);
         for (long b = first_block; b < last_block; b++) {
             Rows block = block_of(p, b);
             Stretch s = stretch_of(p, block, panel, begin, end, sums + (block.first - origin) * stride, stride, direct);
@@ -291,8 +285,8 @@ long linear_column_at(const Linear *linear, long panel, int c) {
         long column = panel * PANEL + c;
         return column < linear->outputs ? column : -1;
     }
-    long half = linear->outputs / 2, place = panel * LANES + c % LANES;
-    return place < half ? place + (c >= LANES ? half : 0) : -1;
+    long half = linear->outputs / 2, place = panel * HALF + c % HALF;
+    return place < half ? place + (c >= HALF ? half : 0) : -1;
 }
 
 /* The narrowest kind that holds all of n numbers exactly. */
@@ -330,7 +324,7 @@ static void pack_panel(void *context, long panel, int thread) {
         uint16_t *to = (uint16_t *)linear->panels + place;
         for (int c = 0; c < PANEL; c++) {
             if (linear->kind == FLOAT16) to[c] = narrow_half(row[c]);
-            else to[c % LANES * 2 + c / LANES] = (uint16_t)(bits_of(row[c]) >> 16);
+            else to[c % HALF * 2 + c / HALF] = (uint16_t)(bits_of(row[c]) >> 16);
         }
     }
 }

@@ -5,6 +5,8 @@
 #include "pool.h"
 
 #define PANEL 32
+/* Columns c and c + HALF of a panel are a pair: the two halves of a word in bfloat16, a gate and its up column. */
+#define HALF (PANEL / 2)
 /* Most panels of a chunk. */
 #define MAX_GROUP 4
 

@@ -5,8 +5,8 @@
  * first turned by the same rotation within each 64 channels, a Hadamard matrix (as QuaRot does: Ashkboos et al., 2024):
  * the product is the same, and what stood in one channel is spread over 64.
  *
- * The processor multiplies unsigned by signed bytes: activations are stored plus 128, and the sums begin at minus 128
- * times the sum of the weights. All sums of bytes are exact; a group's sum, times the scale of the token, is added to
+ * The processor multiplies unsigned by signed bytes, or is given them as 16 bits: activations are stored plus 128, and the
+ * sums begin at minus 128 times the sum of the weights. All sums of bytes are exact; a group's sum, times the scale of the token, is added to
  * the others in rising order, so an element is the same bits in every batch. */
 #include <stdbool.h>
 
@@ -14,18 +14,22 @@
 #include "linear.h"
 #include "vector.h"
 
-#if defined(__AVX512VNNI__)
-#include <immintrin.h>
-#endif
-
 /* Quads of a panel that are asked for ahead: see linear.c. */
 #define AHEAD 32
 #define TURNED 64
+#define PARTS (TURNED / LANES)
 #define MAX_GROUP_INPUTS 256
 #if defined(__AVX512F__)
 #define MAX_ROWS 12
 #else
-#define MAX_ROWS 3
+#define MAX_ROWS 4
+#endif
+/* Words that hold four inputs of a row: one of bytes where they are multiplied as such; else one of inputs 0 and 2 and one
+ * of 1 and 3, 16 bits each. */
+#if defined(__AVX512VNNI__)
+#define WORDS 1
+#else
+#define WORDS 2
 #endif
 
 /* Input channels of a group: as many as are allowed and divide K into whole groups. */
@@ -53,45 +57,69 @@ INLINE vi load_int(const void *from) {
     return x;
 }
 
-/* sum + four products of an unsigned and a signed byte in each lane */
-INLINE vi dot(vi sum, int32_t x, vi w) {
-#if defined(__AVX512VNNI__)
-    return (vi)_mm512_dpbusd_epi32((__m512i)sum, _mm512_set1_epi32(x), (__m512i)w);
+/* Two products of 16 bits in each lane, summed up. */
+INLINE vi products(vi a, vi b) {
+#if LANES == 8
+    return (vi)_mm256_madd_epi16((__m256i)a, (__m256i)b);
+#elif defined(__SSE2__) && LANES == 4
+    return (vi)_mm_madd_epi16((__m128i)a, (__m128i)b);
 #else
-    for (int b = 0; b < 4; b++) sum += (int32_t)((uint32_t)x >> 8 * b & 255) * ((w << (24 - 8 * b)) >> 24);
-    return sum;
+    return (a << 16 >> 16) * (b << 16 >> 16) + (a >> 16) * (b >> 16);
 #endif
 }
 
-/* The rotation of 64 numbers, without its factor of 1 / 8. */
-INLINE void rotate64(vf x[4]) {
-    vf a = x[0] + x[1], b = x[0] - x[1], c = x[2] + x[3], d = x[2] - x[3];
-    x[0] = a + c;
-    x[1] = b + d;
-    x[2] = a - c;
-    x[3] = b - d;
-    const vi lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-#pragma GCC unroll 4
-    for (int width = 8; width; width /= 2) {
-        const vf sign = __builtin_convertvector(1 + 2 * ((lane & width) != 0), vf);
-#pragma GCC unroll 4
-        for (int v = 0; v < 4; v++) x[v] = x[v] * sign + __builtin_shuffle(x[v], lane ^ width);
+typedef int16_t vs __attribute__((vector_size(LANES * 4)));
+
+/* sum + four products of an unsigned and a signed byte in each lane */
+INLINE vi dot(vi sum, const quad *x, vi w) {
+#if defined(__AVX512VNNI__)
+    return (vi)_mm512_dpbusd_epi32((__m512i)sum, _mm512_set1_epi32(*x), (__m512i)w);
+#else
+    const vi none = {0};
+    return sum + products(x[0] + none, (vi)((vs)w << 8 >> 8)) + products(x[1] + none, (vi)((vs)w >> 8));
+#endif
+}
+
+/* Sums and differences of the numbers that lie `width` apart. */
+INLINE void turn64(vf x[PARTS], const int width) {
+    const vi lane = LANE_NUMBERS;
+    const vf sign = __builtin_convertvector(1 + 2 * ((lane & width) != 0), vf);
+#pragma GCC unroll 16
+    for (int v = 0; v < PARTS; v++) {
+        if (width < LANES) x[v] = x[v] * sign + swapped(x[v], width);
+        else if (!(v * LANES & width)) {
+            const vf low = x[v], high = x[v + width / LANES];
+            x[v] = low + high;
+            x[v + width / LANES] = low - high;
+        }
     }
+}
+
+/* The rotation of 64 numbers, without its factor of 1 / 8. */
+INLINE void rotate64(vf x[PARTS]) {
+    turn64(x, 16);
+    turn64(x, 32);
+    turn64(x, 8);
+    turn64(x, 4);
+    turn64(x, 2);
+    turn64(x, 1);
 }
 
 INLINE vf magnitude(vf x) { return (vf)((vi)x & 0x7fffffff); }
 
-INLINE vf largest64(const vf x[4]) {
-    return larger(larger(magnitude(x[0]), magnitude(x[1])), larger(magnitude(x[2]), magnitude(x[3])));
+INLINE vf largest64(const vf x[PARTS]) {
+    vf most = magnitude(x[0]);
+    for (int v = 1; v < PARTS; v++) most = larger(most, magnitude(x[v]));
+    return most;
 }
 
-typedef int8_t vb __attribute__((vector_size(16)));
+typedef int8_t vb __attribute__((vector_size(LANES)));
 
 /* 64 numbers to bytes -127 .. 127, of which each is one `to_bytes`-th. */
-INLINE void shrink64(const vf x[4], float to_bytes, int8_t bytes[TURNED]) {
+INLINE void shrink64(const vf x[PARTS], float to_bytes, int8_t bytes[TURNED]) {
     const vf round = all(12582912.0f);
-#pragma GCC unroll 4
-    for (int v = 0; v < 4; v++) {
+#pragma GCC unroll 16
+    for (int v = 0; v < PARTS; v++) {
         const vf scaled = smaller(larger(x[v] * to_bytes, all(-127.0f)), all(127.0f));
         const vb whole = __builtin_convertvector((vi)(scaled + round) - (vi)round, vb);
         memcpy(bytes + v * LANES, &whole, sizeof whole);
@@ -105,14 +133,14 @@ typedef struct {
     const float *x;
     long x_stride, rows;
     Blocks blocks;
-    uint8_t *bytes;             /* blocks of rows, each [K / 4, rows, 4] */
+    quad *words;                /* blocks of rows, each [K / 4, rows, WORDS] */
     float *scale;               /* blocks of rows, each [groups, rows] */
     float *out;
     long out_stride, panels, group;
 } Product;
 
 typedef struct {
-    const uint8_t *bytes;
+    const quad *words;
     const float *scale;
     long first;
     int rows;
@@ -120,16 +148,27 @@ typedef struct {
 
 static Rows block_of(const Product *p, long index) {
     const long first = first_of(p->blocks, index), inputs = p->linear->inputs;
-    return (Rows){p->bytes + first * inputs, p->scale + first * (inputs / group_of(inputs)), first,
+    return (Rows){p->words + first * (inputs / 4) * WORDS, p->scale + first * (inputs / group_of(inputs)), first,
                   rows_of(p->blocks, index)};
 }
 
-/* A group of a row: turned, shrunk, and stored as quads that lie `stride` bytes apart. Gives the scale. */
-static float pack_group(const float *from, long group, uint8_t *to, long stride) {
+/* Four bytes plus 128. */
+INLINE void store_quad(quad *to, int32_t bytes) {
+    bytes ^= (int32_t)0x80808080;
+    if (WORDS == 1) {
+        *to = bytes;
+        return;
+    }
+    to[0] = bytes & 0x00ff00ff;
+    to[1] = bytes >> 8 & 0x00ff00ff;
+}
+
+/* A group of a row: turned, shrunk, and stored `stride` words apart. Gives the scale. */
+static float pack_group(const float *from, long group, quad *to, long stride) {
     vf x[MAX_GROUP_INPUTS / LANES], most = {0};
     for (long k = 0; k < group; k += TURNED) {
         vf *part = x + k / LANES;
-        for (int v = 0; v < 4; v++) part[v] = load(from + k + v * LANES);
+        for (int v = 0; v < PARTS; v++) part[v] = load(from + k + v * LANES);
         rotate64(part);
         most = larger(most, largest64(part));
     }
@@ -137,9 +176,7 @@ static float pack_group(const float *from, long group, uint8_t *to, long stride)
     for (long k = 0; k < group; k += TURNED) {
         int8_t bytes[TURNED];
         shrink64(x + k / LANES, to_bytes, bytes);
-        for (int q = 0; q < TURNED / 4; q++, to += stride) {
-            *(quad *)to = *(const quad *)(bytes + q * 4) ^ (int32_t)0x80808080; /* plus 128 */
-        }
+        for (int q = 0; q < TURNED / 4; q++, to += stride) store_quad(to, *(const quad *)(bytes + q * 4));
     }
     return top / 127.0f / 8.0f;
 }
@@ -153,39 +190,46 @@ static void pack_block(void *context, long chunk, int thread) {
         const float *from = p->x + (block.first + r) * p->x_stride;
         for (long g = 0; g < inputs / group; g++)
             ((float *)block.scale)[g * block.rows + r] =
-                pack_group(from + g * group, group, (uint8_t *)block.bytes + (g * group / 4 * block.rows + r) * 4,
-                           block.rows * 4);
+                pack_group(from + g * group, group, (quad *)block.words + (g * group / 4 * block.rows + r) * WORDS,
+                           block.rows * WORDS);
     }
 }
 
-/* `rows` rows by `count` panels; the sums go to [panel, row, 32]. */
-INLINE void tile(const int rows, const int count, const Rows block, const char *panels, long inputs, float *sums) {
+/* Where pair p of neighbouring panels begins in the panels, and in sums that stand as [panel, row, 32]. */
+INLINE long panel_place(long stride, long p) { return p / PAIRS * stride + p % PAIRS * LANES * 4; }
+
+INLINE long sums_place(long rows, long p) { return p / PAIRS * rows * PANEL + p % PAIRS * LANES; }
+
+/* `rows` rows by `count` pairs from one on whose number is a multiple of that; added to the sums. */
+INLINE void tile(const int rows, const int count, const Rows block, const char *panels, long inputs, long pair,
+                 float *sums) {
     const long stride = panel_bytes(inputs), group = group_of(inputs);
-    for (int i = 0; i < rows * count * PANEL; i++) sums[i] = 0.0f;
+    panels += panel_place(stride, pair);
+    sums += sums_place(rows, pair);
     for (long g = 0; g < inputs / group; g++) {
         vi low[MAX_ROWS], high[MAX_ROWS];
 #pragma GCC unroll 4
         for (int c = 0; c < count; c++) {
-            const int32_t *begin = begins(panels + c * stride, inputs) + g * PANEL;
+            const int32_t *begin = begins(panels + panel_place(stride, c), inputs) + g * PANEL;
 #pragma GCC unroll 12
             for (int r = 0; r < rows; r++) {
                 low[c * rows + r] = load_int(begin);
-                high[c * rows + r] = load_int(begin + LANES);
+                high[c * rows + r] = load_int(begin + HALF);
             }
         }
-        const uint8_t *x = block.bytes + g * group * rows;
+        const quad *x = block.words + g * (group / 4) * rows * WORDS;
         const char *w = panels + g * group * PANEL;
-        for (long q = 0; q < group / 4; q++, x += rows * 4, w += PANEL * 4) {
-            const quad *of_row = (const quad *)x;
+        for (long q = 0; q < group / 4; q++, x += rows * WORDS, w += PANEL * 4) {
 #pragma GCC unroll 4
             for (int c = 0; c < count; c++) {
-                __builtin_prefetch(w + c * stride + AHEAD * PANEL * 4, 0, 3);
-                __builtin_prefetch(w + c * stride + AHEAD * PANEL * 4 + 64, 0, 3);
-                const vi a = load_int(w + c * stride), b = load_int(w + c * stride + 64);
+                const char *from = w + panel_place(stride, c);
+                __builtin_prefetch(from + AHEAD * PANEL * 4, 0, 3);
+                __builtin_prefetch(from + AHEAD * PANEL * 4 + 64, 0, 3);
+                const vi a = load_int(from), b = load_int(from + HALF * 4);
 #pragma GCC unroll 12
                 for (int r = 0; r < rows; r++) {
-                    low[c * rows + r] = dot(low[c * rows + r], of_row[r], a);
-                    high[c * rows + r] = dot(high[c * rows + r], of_row[r], b);
+                    low[c * rows + r] = dot(low[c * rows + r], x + r * WORDS, a);
+                    high[c * rows + r] = dot(high[c * rows + r], x + r * WORDS, b);
                 }
             }
         }
@@ -193,10 +237,10 @@ INLINE void tile(const int rows, const int count, const Rows block, const char *
         for (int c = 0; c < count; c++)
 #pragma GCC unroll 12
             for (int r = 0; r < rows; r++) {
-                float *to = sums + (c * rows + r) * PANEL;
+                float *to = sums + sums_place(rows, c) + r * PANEL;
                 const float scale = block.scale[g * rows + r];
                 store(to, load(to) + __builtin_convertvector(low[c * rows + r], vf) * scale);
-                store(to + LANES, load(to + LANES) + __builtin_convertvector(high[c * rows + r], vf) * scale);
+                store(to + HALF, load(to + HALF) + __builtin_convertvector(high[c * rows + r], vf) * scale);
             }
     }
 }
@@ -204,23 +248,21 @@ INLINE void tile(const int rows, const int count, const Rows block, const char *
 INLINE void tiles(const Product *p, const int rows, const int at_once, const Rows block, const char *panels, long panel,
                   long count) {
     float sums[MAX_ROWS * MAX_GROUP * PANEL] __attribute__((aligned(64)));
-    const long inputs = p->linear->inputs, stride = panel_bytes(inputs);
-    for (long done = 0; done < count;) {
-        const int now = count - done >= at_once ? at_once : 1;
-        const char *from = panels + done * stride;
-        expect(p->linear, p->out + block.first * p->out_stride, p->out_stride, rows, panel + done);
-        if (now == at_once) tile(rows, at_once, block, from, inputs, sums);
-        else tile(rows, 1, block, from, inputs, sums);
-        for (int c = 0; c < now; c++) {
-            const float *scale = scales(from + c * stride, inputs);
-            for (int r = 0; r < rows; r++) {
-                float *at = sums + (c * rows + r) * PANEL;
-                store(at, load(at) * load(scale));
-                store(at + LANES, load(at + LANES) * load(scale + LANES));
-                finish(p->linear, p->out + (block.first + r) * p->out_stride, panel + done + c, at);
-            }
+    const long inputs = p->linear->inputs, pairs = count * PAIRS;
+    memset(sums, 0, count * rows * PANEL * sizeof(float));
+    for (long c = 0; c < count; c++)
+        expect(p->linear, p->out + block.first * p->out_stride, p->out_stride, rows, panel + c);
+    long done = 0;
+    for (; done + at_once <= pairs; done += at_once) tile(rows, at_once, block, panels, inputs, done, sums);
+    if (at_once > 1)
+        for (; done < pairs; done++) tile(rows, 1, block, panels, inputs, done, sums);
+    for (long c = 0; c < count; c++) {
+        const float *scale = scales(panels + c * panel_bytes(inputs), inputs);
+        for (int r = 0; r < rows; r++) {
+            float *at = sums + (c * rows + r) * PANEL;
+            for (int i = 0; i < PANEL; i += LANES) store(at + i, load(at + i) * load(scale + i));
+            finish(p->linear, p->out + (block.first + r) * p->out_stride, panel + c, at);
         }
-        done += now;
     }
 }
 
@@ -239,8 +281,9 @@ static void by_rows(const Product *p, Rows block, const char *panels, long panel
     case 10: tiles(p, 10, 1, block, panels, panel, count); break;
     case 11: tiles(p, 11, 1, block, panels, panel, count); break;
 #else
-    case 1: tiles(p, 1, 1, block, panels, panel, count); break;
-    case 2: tiles(p, 2, 1, block, panels, panel, count); break;
+    case 1: tiles(p, 1, 4, block, panels, panel, count); break;
+    case 2: tiles(p, 2, 2, block, panels, panel, count); break;
+    case 3: tiles(p, 3, 1, block, panels, panel, count); break;
 #endif
     default: tiles(p, MAX_ROWS, 1, block, panels, panel, count); break;
     }
@@ -267,10 +310,10 @@ int linear_int8_run(Pool *pool, const Linear *linear, const float *x, long x_str
     p.panels = (linear->outputs + PANEL - 1) / PANEL;
     p.group = linear_panels_a_chunk(p.panels, pool_threads(pool));
     const size_t scale_bytes = rows * (linear->inputs / group_of(linear->inputs)) * sizeof(float);
-    char *room = pool_shared(pool, scale_bytes + rows * linear->inputs);
+    char *room = pool_shared(pool, scale_bytes + rows * (linear->inputs / 4) * WORDS * sizeof(quad));
     if (!room) return -1;
     p.scale = (float *)room;
-    p.bytes = (uint8_t *)room + scale_bytes;
+    p.words = (quad *)(room + scale_bytes);
     if (p.blocks.count > 1) pool_run(pool, pack_block, &p, p.blocks.count);
     else pack_block(&p, 0, 0);
     pool_run(pool, multiply, &p, (p.panels + p.group - 1) / p.group);
@@ -289,10 +332,10 @@ typedef struct {
 static float turn_column(float *column, long inputs) {
     vf most = {0};
     for (long k = 0; k < inputs; k += TURNED) {
-        vf x[4];
-        for (int v = 0; v < 4; v++) x[v] = load(column + k + v * LANES);
+        vf x[PARTS];
+        for (int v = 0; v < PARTS; v++) x[v] = load(column + k + v * LANES);
         rotate64(x);
-        for (int v = 0; v < 4; v++) store(column + k + v * LANES, x[v]);
+        for (int v = 0; v < PARTS; v++) store(column + k + v * LANES, x[v]);
         most = larger(most, largest64(x));
     }
     return largest(most);
@@ -305,9 +348,9 @@ static void pack_column(const Linear *linear, char *panel, int c, float *column)
     ((float *)scales(panel, inputs))[c] = most / 127.0f / 8.0f;
     for (long g = 0; g < inputs / group; g++) begin[g * PANEL + c] = 0;
     for (long at = 0; at < inputs; at += TURNED) {
-        vf x[4];
+        vf x[PARTS];
         int8_t bytes[TURNED];
-        for (int v = 0; v < 4; v++) x[v] = load(column + at + v * LANES);
+        for (int v = 0; v < PARTS; v++) x[v] = load(column + at + v * LANES);
         shrink64(x, steps_of(most), bytes);
         for (long k = 0; k < TURNED; k++) {
             panel[((at + k) / 4 * PANEL + c) * 4 + k % 4] = bytes[k];

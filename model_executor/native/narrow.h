@@ -38,18 +38,27 @@ INLINE uint16_t narrow_half(float x) {
     return (uint16_t)(sign | ((bits >> 13) - (112 << 10)));
 }
 
+INLINE vu load_words(const void *from) {
+#if defined(__aarch64__)
+    return (vu)vmovl_u16(vld1_u16(from));
+#else
+    vh words;
+    memcpy(&words, from, sizeof words);
+    return __builtin_convertvector(words, vu);
+#endif
+}
+
 INLINE vf widen_half(const uint16_t *from) {
 #if defined(__AVX512F__)
     return (vf)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)from));
 #elif defined(__F16C__)
-    union { vf whole; __m256 half[2]; } x;
-    x.half[0] = _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)from));
-    x.half[1] = _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(from + 8)));
-    return x.whole;
+    return (vf)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)from));
+#elif defined(__aarch64__)
+    return (vf)vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(from)));
 #else
-    vf x;
-    for (int i = 0; i < LANES; i++) x[i] = wide_half(from[i]);
-    return x;
+    const vu bits = load_words(from);
+    const vf magnitude = (vf)((bits & 0x7fff) << 13) * 0x1p112f;
+    return (vf)((vu)magnitude | (bits & 0x8000) << 16);
 #endif
 }
 
@@ -57,21 +66,17 @@ INLINE void store_half(uint16_t *to, vf x) {
 #if defined(__AVX512F__)
     _mm256_storeu_si256((__m256i *)to, _mm512_cvtps_ph((__m512)x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
 #elif defined(__F16C__)
-    union { vf whole; __m256 half[2]; } y = {x};
-    _mm_storeu_si128((__m128i *)to, _mm256_cvtps_ph(y.half[0], _MM_FROUND_TO_NEAREST_INT));
-    _mm_storeu_si128((__m128i *)(to + 8), _mm256_cvtps_ph(y.half[1], _MM_FROUND_TO_NEAREST_INT));
+    _mm_storeu_si128((__m128i *)to, _mm256_cvtps_ph((__m256)x, _MM_FROUND_TO_NEAREST_INT));
 #else
     for (int i = 0; i < LANES; i++) to[i] = narrow_half(x[i]);
 #endif
 }
 
-/* 16 numbers, of which `from` is the first. */
+/* A vector of numbers, of which `from` is the first. */
 INLINE vf load_as(const int kind, const void *from) {
     if (kind == FLOAT32) return load(from);
     if (kind == FLOAT16) return widen_half(from);
-    vh words;
-    memcpy(&words, from, sizeof words);
-    return (vf)(__builtin_convertvector(words, vu) << 16);
+    return (vf)(load_words(from) << 16);
 }
 
 /* To the nearest that the kind holds, ties to even. What is not finite is replaced: NaN by zero, and what is beyond the

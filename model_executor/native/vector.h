@@ -1,4 +1,4 @@
-/* Vectors of 16 floats in the compiler's own notation: one source for every instruction set.
+/* Vectors as wide as the target's registers, in the compiler's own notation: one source for every instruction set.
  *
  * A product and the sum it goes into are fused to one rounding wherever the target can (the build passes
  * -ffp-contract=fast), and every loop below adds in the order that is written. So an element of a result is the same
@@ -9,17 +9,35 @@
 #include <stdint.h>
 #include <string.h>
 
-#if defined(__F16C__)
+#if defined(__SSE2__)
 #include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
 #endif
 
+/* Floats of a vector. A wider vector than the registers would be taken apart badly. */
+#if defined(__AVX512F__)
 #define LANES 16
+#define LANE_NUMBERS {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15}
+#elif defined(__AVX2__)
+#define LANES 8
+#define LANE_NUMBERS {0, 1, 2, 3, 4, 5, 6, 7}
+#else
+#define LANES 4
+#define LANE_NUMBERS {0, 1, 2, 3}
+#endif
+/* Vector registers. */
+#if defined(__AVX512F__) || defined(__aarch64__)
+#define REGISTERS 32
+#else
+#define REGISTERS 16
+#endif
 #define INLINE static inline __attribute__((always_inline))
 
-typedef float vf __attribute__((vector_size(64)));
-typedef int32_t vi __attribute__((vector_size(64)));
-typedef uint32_t vu __attribute__((vector_size(64)));
-typedef uint16_t vh __attribute__((vector_size(32)));
+typedef float vf __attribute__((vector_size(LANES * 4)));
+typedef int32_t vi __attribute__((vector_size(LANES * 4)));
+typedef uint32_t vu __attribute__((vector_size(LANES * 4)));
+typedef uint16_t vh __attribute__((vector_size(LANES * 2)));
 
 INLINE vf load(const float *from) {
     vf x;
@@ -38,22 +56,38 @@ INLINE vf pick(vi mask, vf yes, vf no) { return (vf)(((vi)yes & mask) | ((vi)no 
 #if defined(__AVX512F__)
 INLINE vf larger(vf a, vf b) { return (vf)_mm512_max_ps((__m512)a, (__m512)b); }
 INLINE vf smaller(vf a, vf b) { return (vf)_mm512_min_ps((__m512)a, (__m512)b); }
+#elif defined(__AVX2__)
+INLINE vf larger(vf a, vf b) { return (vf)_mm256_max_ps((__m256)a, (__m256)b); }
+INLINE vf smaller(vf a, vf b) { return (vf)_mm256_min_ps((__m256)a, (__m256)b); }
+#elif defined(__SSE2__)
+INLINE vf larger(vf a, vf b) { return (vf)_mm_max_ps((__m128)a, (__m128)b); }
+INLINE vf smaller(vf a, vf b) { return (vf)_mm_min_ps((__m128)a, (__m128)b); }
 #else
 INLINE vf larger(vf a, vf b) { return pick(a > b, a, b); }
 INLINE vf smaller(vf a, vf b) { return pick(a < b, a, b); }
 #endif
 
+/* Every lane gets what the one `width`, a power of two, away has: that of its number ^ width. */
+INLINE vf swapped(vf x, int width) {
+#if LANES == 4
+    /* Without an instruction that takes the lanes' numbers from a vector these have to be written here. */
+    return width == 2 ? __builtin_shuffle(x, (vi){2, 3, 0, 1}) : __builtin_shuffle(x, (vi){1, 0, 3, 2});
+#else
+    const vi lane = LANE_NUMBERS;
+    return __builtin_shuffle(x, lane ^ width);
+#endif
+}
+
 /* Always in this order, so that it never depends on the compiler's choice. */
 INLINE float sum(vf x) {
-    float half[8], quarter[4];
-    for (int i = 0; i < 8; i++) half[i] = x[i] + x[i + 8];
-    for (int i = 0; i < 4; i++) quarter[i] = half[i] + half[i + 4];
-    return (quarter[0] + quarter[2]) + (quarter[1] + quarter[3]);
+#pragma GCC unroll 4
+    for (int width = LANES / 2; width; width /= 2) x += swapped(x, width);
+    return x[0];
 }
 
 INLINE float largest(vf x) {
-    const vi lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-    for (int width = 8; width; width /= 2) x = larger(x, __builtin_shuffle(x, lane ^ width));
+#pragma GCC unroll 4
+    for (int width = LANES / 2; width; width /= 2) x = larger(x, swapped(x, width));
     return x[0];
 }
 

@@ -14,7 +14,7 @@ from model_executor.native.linear import PackedProduct, packed_linear
 from tests.model_executor.native.builds import each_build
 
 # Numbers of rows on both sides of every border: tiles, blocks of equal size, many rows.
-ROWS = (1, 2, 3, 4, 5, 7, 8, 12, 13, 24, 31, 35, 36, 37, 100, 193)
+ROWS = (1, 2, 3, 4, 5, 6, 7, 8, 12, 13, 24, 31, 35, 36, 37, 100, 193)
 # inputs, outputs, gate, bias: whole and cut panels, one and several stretches, fewer inputs than a vector.
 SHAPES: list[tuple[int, int, Activation | None, bool]] = [
     (64, 32, None, False),
@@ -102,6 +102,16 @@ def test_int8_of_zeros_is_zero(native: Native) -> None:
     weight, bias = draw(wanted)
     assert not pack(native, wanted, weight, bias)(torch.zeros(3, 64)).any()
     assert not pack(native, wanted, torch.zeros_like(weight), bias)(inputs(3, 64)).any()
+
+
+def test_int8_sums_are_exact_at_the_largest_bytes(native: Native) -> None:
+    """One number of 64, turned, is 64 numbers of that size: every byte is 127 or -127, and a product of two pairs of such
+    bytes is more than 16 bits hold."""
+    wanted = problem(256, 40, int8=True)
+    x, weight = torch.zeros(5, 256), torch.zeros(256, 40)
+    x[:, ::64] = torch.tensor([1.0, -1.0, 2.0, -3.0, 5.0])[:, None]
+    weight[::64] = torch.where(torch.arange(40) % 3 == 0, -1.0, 1.0)
+    torch.testing.assert_close(pack(native, wanted, weight, None)(x), x @ weight, rtol=1e-6, atol=0.0)
 
 
 def test_strides_of_weight_and_input(native: Native) -> None:
