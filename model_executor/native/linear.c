@@ -1,7 +1,7 @@
 /* x @ w for a weight that lies in panels of 32 columns: [panel, K, 32].
  *
- * Up to 12 rows by a pair of vectors are kept in registers over a stretch of K, so an element is a sum of chains of fused
- * multiply-adds in rising k, whatever the number of rows. Few rows take several pairs at once, to have enough
+ * Up to 12 rows by a pair of vectors are kept in registers over a stretch of K, so an element is a sum of chains of
+ * fused multiply-adds in rising k, whatever the number of rows. Few rows take several pairs at once, to have enough
  * independent chains. */
 #include "linear.h"
 
@@ -218,7 +218,8 @@ static void multiply_band(const Product *p, const char *panels, long panel_bytes
     const long origin = block_of(p, first_block).first;
     float sums[BAND_BLOCKS * MAX_ROWS * MAX_GROUP * PANEL] __attribute__((aligned(64)));
     float wide[MAX_GROUP * STRETCH * PANEL] __attribute__((aligned(64)));
-    const bool direct = plain(p->linear, panel, count), widened = kind == FLOAT16 && last_block - first_block >= WIDEN;
+    const bool direct = plain(p->linear, panel, count);
+    const bool widened = kind == FLOAT16 && last_block - first_block >= WIDEN;
     for (long i = 0; i < stretches(inputs); i++) {
         const long begin = begin_of(inputs, i), end = begin_of(inputs, i + 1);
         for (long c = 0; widened && c < count; c++) widen(panels + c * panel_bytes, begin, end, wide + c * STRETCH * PANEL);

@@ -5,9 +5,10 @@
  * first turned by the same rotation within each 64 channels, a Hadamard matrix (as QuaRot does: Ashkboos et al., 2024):
  * the product is the same, and what stood in one channel is spread over 64.
  *
- * The processor multiplies unsigned by signed bytes, or is given them as 16 bits: activations are stored plus 128, and the
- * sums begin at minus 128 times the sum of the weights. All sums of bytes are exact; a group's sum, times the scale of the token, is added to
- * the others in rising order, so an element is the same bits in every batch. */
+ * The processor multiplies unsigned by signed bytes: activations are stored plus 128, and the sums begin at minus 128
+ * times the sum of the weights. One that has no such instruction, or only one whose sums have limits, multiplies them as
+ * 16 bits. All sums of bytes are exact; a group's sum, times the scale of the token, is added to the others in rising
+ * order, so an element is the same bits in every batch. */
 #include <stdbool.h>
 
 #include "finish.h"
@@ -24,8 +25,8 @@
 #else
 #define MAX_ROWS 4
 #endif
-/* Words that hold four inputs of a row: one of bytes where they are multiplied as such; else one of inputs 0 and 2 and one
- * of 1 and 3, 16 bits each. */
+/* Words that hold four inputs of a row: one of bytes where they are multiplied as such; else one of inputs 0 and 2 and
+ * one of 1 and 3, 16 bits each. */
 #if defined(__AVX512VNNI__)
 #define WORDS 1
 #else

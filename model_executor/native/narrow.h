@@ -38,6 +38,7 @@ INLINE uint16_t narrow_half(float x) {
     return (uint16_t)(sign | ((bits >> 13) - (112 << 10)));
 }
 
+/* Neighbouring words, each with 16 zeros above it. */
 INLINE vu load_words(const void *from) {
 #if defined(__aarch64__)
     return (vu)vmovl_u16(vld1_u16(from));

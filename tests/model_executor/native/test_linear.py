@@ -105,8 +105,8 @@ def test_int8_of_zeros_is_zero(native: Native) -> None:
 
 
 def test_int8_sums_are_exact_at_the_largest_bytes(native: Native) -> None:
-    """One number of 64, turned, is 64 numbers of that size: every byte is 127 or -127, and a product of two pairs of such
-    bytes is more than 16 bits hold."""
+    """One number of 64, turned, is 64 numbers of that size, so every byte is 127 or -127: the sum of two products of
+    such bytes, one of them plus 128, is more than 16 bits hold."""
     wanted = problem(256, 40, int8=True)
     x, weight = torch.zeros(5, 256), torch.zeros(256, 40)
     x[:, ::64] = torch.tensor([1.0, -1.0, 2.0, -3.0, 5.0])[:, None]
