@@ -175,24 +175,29 @@ def test_progress_under_memory_pressure(tight: Server, executor: Executor) -> No
     wait_for("preemptions in /metrics", lambda: counter(tight, "tercet_num_preemptions") > 0)
 
 
-def test_an_urgent_request_does_not_wait_for_a_row(tight: Server, executor: Executor) -> None:
-    """All rows hold requests of priority 10; one of priority 0 is answered while they run, and they end right."""
-    count = 80
-    *slow, fast = clear_requests(executor, 5, count, seed=87, shortest=10, longest=10)
+def test_an_urgent_request_does_not_wait_for_a_row(tmp_path: Path) -> None:
+    """All rows hold long requests of priority 10; one of priority 0 takes the row of one of them, and all end right."""
+    count = 1500
+    folder = write_rand(tmp_path / "rand", shape=Shape(max_position=2 * count))
+    *slow, fast = prompts(5, vocab=RAND_SHAPE.vocab, seed=87, shortest=10, longest=10)
+    flags = ("--max-num-seqs", "4", "--num-kv-blocks", "500", "--scheduling-policy", "priority", *ONE_THREAD)
 
-    async def run() -> None:
-        async with http_of(tight) as http:
-            rows = await begin(http, [each.prompt for each in slow], count, priority=10)
-            urgent = await complete(http, fast.prompt, count, priority=0)
+    async def run(server: Server) -> None:
+        async with http_of(server) as http:
+            undisturbed = [answer.token_ids for answer in await (await begin(http, slow, count, priority=10))]
+            alone = await complete(http, fast, 5, priority=0)
+            assert counter(server, "tercet_num_preemptions") == 0
+            rows = await begin(http, slow, count, priority=10)
+            urgent = await complete(http, fast, 5, priority=0)
             low = await rows
-        assert [answer.token_ids for answer in low] == [each.expected for each in slow]
-        assert urgent.token_ids == fast.expected
+        assert counter(server, "tercet_num_preemptions") > 0
+        assert [answer.token_ids for answer in low] == undisturbed
+        assert urgent.token_ids == alone.token_ids
         # First come, first served, it would wait for the first row to get free.
-        free = min(answer.arrivals[-1] for answer in low)
-        assert urgent.arrivals[0] < free
+        assert urgent.arrivals[0] < min(answer.arrivals[-1] for answer in low)
 
-    asyncio.run(run())
-    check_idle(tight)
+    with Server(folder, "--served-model-name", "rand", *flags) as server:
+        asyncio.run(run(server.wait_ready()))
 
 
 @pytest.mark.parametrize("priority", ["high", 1.5, 2**70])
