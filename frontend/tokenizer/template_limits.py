@@ -11,8 +11,10 @@ MAX_CPU_S: Final = 1.0
 MAX_CHARACTERS: Final = 64 * 2**20
 MAX_POWER_BITS: Final = 4096
 STEPS_PER_CLOCK: Final = 256
-# A width or precision of eight digits or more, as "%" and as str.format write it.
-WIDE: Final = re.compile(r"%[-+ #0-9.]*\d{8}|:[^{}]*\d{8}")
+# A width or precision of eight digits or more, as "%" writes it, and in what str.format is told of a field.
+WIDE: Final = re.compile(r"%[-+ #0-9.]*\d{8}")
+TOO_WIDE: Final = "the chat template formats a text wider than 10000000 characters"
+WIDE_FIELD: Final = re.compile(r"\d{8}")
 
 
 class LimitPassed(Exception):
@@ -109,10 +111,23 @@ def check_join(separator: str, parts: object) -> None:
         check_size(sum(len(part) if isinstance(part, str) else 1 for part in parts) + len(separator) * len(parts))
 
 
+def check_width(field: str) -> None:
+    """Refuse a field of str.format that is huge.
+
+    Args:
+        field: what stands behind its colon, without other fields.
+
+    Raises:
+        LimitPassed: it would be huge.
+    """
+    if WIDE_FIELD.search(field):
+        raise LimitPassed(TOO_WIDE)
+
+
 def _check_format(form: str, values: Sequence[Any]) -> None:
     if WIDE.search(form):
-        raise LimitPassed("the chat template formats a text wider than 10000000 characters")
-    if "*" in form or ":{" in form:
+        raise LimitPassed(TOO_WIDE)
+    if "*" in form:
         # Widths that come out of the arguments.
         check_size(sum(value for value in values if isinstance(value, int)))
     fields = 1 + form.count("%") + form.count("{")

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from datetime import datetime
 from functools import wraps
+from string import Formatter
 from typing import Any, Final, NoReturn
 
 import jinja2
@@ -20,9 +21,17 @@ import jinja2.ext
 from jinja2 import nodes
 from jinja2.parser import Parser
 from jinja2.runtime import Context
-from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.sandbox import ImmutableSandboxedEnvironment, SandboxedEscapeFormatter, SandboxedFormatter
+from markupsafe import Markup
 
-from frontend.tokenizer.template_limits import Budget, check_join, check_operation, check_size, check_text_call
+from frontend.tokenizer.template_limits import (
+    Budget,
+    check_join,
+    check_operation,
+    check_size,
+    check_text_call,
+    check_width,
+)
 
 # Filters of jinja2 that make something longer than what they are given.
 LENGTHENING: Final = ("batch", "center", "format", "indent", "join", "replace", "slice")
@@ -34,6 +43,23 @@ SIZED: Final = " sized"
 
 class Refused(jinja2.TemplateError):
     """The template called raise_exception."""
+
+
+class Bounded(Formatter):
+    """str.format without a field that is huge, whatever its width comes from."""
+
+    def format_field(self, value: Any, format_spec: str) -> Any:  # noqa: ANN401
+        """A field whose width and precision are numbers by now."""
+        check_width(format_spec)
+        return super().format_field(value, format_spec)
+
+
+class BoundedFormatter(Bounded, SandboxedFormatter):
+    """Of a text."""
+
+
+class BoundedEscapeFormatter(Bounded, SandboxedEscapeFormatter):
+    """Of a text in which all else is escaped."""
 
 
 class GenerationTag(jinja2.ext.Extension):
@@ -90,6 +116,23 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
         if isinstance(owner, str):
             check_text_call(obj.__name__, owner, args, kwargs)
         return super().call(context, obj, *args, **kwargs)
+
+    def wrap_str_format(self, value: Any) -> Callable[..., str] | None:  # noqa: ANN401
+        """The format methods of a text, without huge results. Jinja replaces them, so `call` does not see them."""
+        if super().wrap_str_format(value) is None:
+            return None
+        form: str = value.__self__
+        escape = form.escape if isinstance(form, Markup) else None
+        formatter = BoundedFormatter(self) if escape is None else BoundedEscapeFormatter(self, escape=escape)
+        mapped = value.__name__ == "format_map"
+
+        @wraps(value)
+        def bounded(*args: Any, **kwargs: Any) -> str:  # noqa: ANN401
+            values, named = ((), dict(*args, **kwargs)) if mapped else (args, kwargs)
+            check_text_call("format", form, values, named)
+            return type(form)(formatter.vformat(form, values, named))
+
+        return bounded
 
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
         template = super()._parse(source, name, filename)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import tracemalloc
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import jinja2
 import pytest
 
-from frontend.tokenizer.template_limits import MAX_STEPS, LimitPassed
+from frontend.tokenizer.template_limits import MAX_CHARACTERS, MAX_STEPS, LimitPassed
 from frontend.tokenizer.template_sandbox import Refused, TemplateEnvironment, bounded
 
 THEN = datetime(2024, 7, 26, 12, 30, tzinfo=UTC)
@@ -102,6 +103,13 @@ ENDLESS = [
     "{{ '%*d' % (999999999, 1) }}",
     "{{ '{:>999999999}'.format(1) }}",
     "{{ '{:{}}'.format(1, 999999999) }}",
+    "{{ '{:>{}}'.format(1, 999999999) }}",
+    "{{ '{:>{0[w]}}'.format({'w': 999999999}) }}",
+    "{{ '{:.{}f}'.format(1, 999999999) }}",
+    "{{ '{a:>{b}}'.format_map({'a': 1, 'b': 999999999}) }}",
+    "{{ ('{:>999999999}' | escape).format(1) }}",
+    "{{ ('{:>999999999}' | attr('format'))(1) }}",
+    "{{ ['%999999999s'] | map('format', 1) | list }}",
     "{{ 'a' | center(999999999) }}",
     "{{ 'a' | indent(999999999) }}",
     "{{ ('a' * 9999) | replace('', 'b' * 9999) }}",
@@ -116,9 +124,15 @@ ENDLESS = [
 @pytest.mark.parametrize("source", ENDLESS)
 def test_no_template_runs_or_grows_without_end(source: str) -> None:
     started = time.thread_time()
-    with pytest.raises(LimitPassed, match=r"steps|characters|bits|longer|wider"):
-        rendered(source)
+    tracemalloc.start()
+    try:
+        with pytest.raises(LimitPassed, match=r"steps|characters|bits|longer|wider"):
+            rendered(source)
+        most = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
     assert time.thread_time() - started < 2.0
+    assert most < 4 * MAX_CHARACTERS
 
 
 def test_a_range_is_short() -> None:
