@@ -22,7 +22,6 @@ from jinja2 import nodes
 from jinja2.parser import Parser
 from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment, SandboxedEscapeFormatter, SandboxedFormatter
-from markupsafe import Markup
 
 from frontend.tokenizer.template_limits import (
     Budget,
@@ -122,7 +121,7 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
         if super().wrap_str_format(value) is None:
             return None
         form: str = value.__self__
-        escape = form.escape if isinstance(form, Markup) else None
+        escape = getattr(form, "escape", None)  # of a text that is safe in HTML
         formatter = BoundedFormatter(self) if escape is None else BoundedEscapeFormatter(self, escape=escape)
         mapped = value.__name__ == "format_map"
 
