@@ -11,10 +11,10 @@ MAX_CPU_S: Final = 1.0
 MAX_CHARACTERS: Final = 64 * 2**20
 MAX_POWER_BITS: Final = 4096
 STEPS_PER_CLOCK: Final = 256
-# A width or precision of eight digits or more, as "%" writes it, and in what str.format is told of a field.
-WIDE: Final = re.compile(r"%[-+ #0-9.]*\d{8}")
-TOO_WIDE: Final = "the chat template formats a text wider than 10000000 characters"
-WIDE_FIELD: Final = re.compile(r"\d{8}")
+# A width or precision of "%": behind its sign, a key in parentheses, flags or the point, and before a conversion.
+WIDTH: Final = re.compile(r"[%) #.+-](\d+)(?=\.?\d*[hlL]?[a-zA-Z])")
+# One of eight digits or more.
+WIDE: Final = re.compile(r"\d{8}")
 
 
 class LimitPassed(Exception):
@@ -112,21 +112,23 @@ def check_join(separator: str, parts: object) -> None:
 
 
 def check_width(field: str) -> None:
-    """Refuse a field of str.format that is huge.
+    """Refuse a formatted field that is huge.
 
     Args:
-        field: what stands behind its colon, without other fields.
+        field: its width and precision as digits, and what stands beside them.
 
     Raises:
         LimitPassed: it would be huge.
     """
-    if WIDE_FIELD.search(field):
-        raise LimitPassed(TOO_WIDE)
+    if WIDE.search(field):
+        raise LimitPassed("the chat template formats a text wider than 10000000 characters")
 
 
 def _check_format(form: str, values: Sequence[Any]) -> None:
-    if WIDE.search(form):
-        raise LimitPassed(TOO_WIDE)
+    widths: list[str] = WIDTH.findall(form)
+    for width in widths:
+        check_width(width)
+    check_size(sum(map(int, widths)))
     if "*" in form:
         # Widths that come out of the arguments.
         check_size(sum(value for value in values if isinstance(value, int)))

@@ -45,12 +45,17 @@ class Refused(jinja2.TemplateError):
 
 
 class Bounded(Formatter):
-    """str.format without a field that is huge, whatever its width comes from."""
+    """One call of str.format whose fields are not huge, alone or together, whatever their widths come from."""
+
+    _made = 0
 
     def format_field(self, value: Any, format_spec: str) -> Any:  # noqa: ANN401
         """A field whose width and precision are numbers by now."""
         check_width(format_spec)
-        return super().format_field(value, format_spec)
+        field = super().format_field(value, format_spec)
+        self._made += len(field)
+        check_size(self._made)
+        return field
 
 
 class BoundedFormatter(Bounded, SandboxedFormatter):
@@ -122,13 +127,13 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
             return None
         form: str = value.__self__
         escape = getattr(form, "escape", None)  # of a text that is safe in HTML
-        formatter = BoundedFormatter(self) if escape is None else BoundedEscapeFormatter(self, escape=escape)
         mapped = value.__name__ == "format_map"
 
         @wraps(value)
         def bounded(*args: Any, **kwargs: Any) -> str:  # noqa: ANN401
             values, named = ((), dict(*args, **kwargs)) if mapped else (args, kwargs)
             check_text_call("format", form, values, named)
+            formatter = BoundedFormatter(self) if escape is None else BoundedEscapeFormatter(self, escape=escape)
             return type(form)(formatter.vformat(form, values, named))
 
         return bounded
