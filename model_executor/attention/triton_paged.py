@@ -5,7 +5,6 @@ The kernels stand in kernels/decode.py and kernels/prefill.py.
 
 from __future__ import annotations
 
-import importlib.util
 from dataclasses import dataclass
 from typing import Final
 
@@ -14,9 +13,9 @@ from torch import Tensor
 
 from model_executor.attention.spec import AttentionKernel, AttentionProblem, KernelSpec, Limits
 from model_executor.batch import BatchInputs
+from model_executor.kernels.limits import DTYPES, missing, power_above
 from model_executor.kv_cache import LayerCache
 
-DTYPES: Final = frozenset((torch.float32, torch.bfloat16, torch.float16))
 SMALLEST_DOT: Final = 16
 MOST_SPLITS: Final = 64
 FEWEST_SPLITS: Final = 4
@@ -216,16 +215,6 @@ class TritonPaged:
             num_warps=self._tiles.prefill_warps,
             num_stages=self._tiles.stages,
         )
-
-
-def power_above(value: int) -> int:
-    """The smallest power of two that is not less."""
-    return 1 << max(value - 1, 0).bit_length()
-
-
-def missing() -> str | None:
-    """Why Triton cannot be used here; None when it can."""
-    return None if importlib.util.find_spec("triton") else "package triton: not installed"
 
 
 LIMITS: Final = Limits(

@@ -1,1 +1,1 @@
-"""Triton kernels. Only these modules import triton, and they are imported only when a kernel is made."""
+"""Triton kernels. All but limits.py import triton, as no other module does, and are imported when a kernel is made."""

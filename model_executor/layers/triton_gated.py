@@ -7,7 +7,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from model_executor.attention.triton_paged import DTYPES, missing, power_above
+from model_executor.kernels.limits import DTYPES, missing, power_above
 from model_executor.layers.linear import LinearProblem, LinearSpec, product
 from model_executor.layers.operator import OperatorSpec
 

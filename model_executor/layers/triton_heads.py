@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from model_executor.attention.spec import Layout
-from model_executor.attention.triton_paged import DTYPES, missing, power_above
 from model_executor.batch import BatchInputs
+from model_executor.kernels.limits import DTYPES, missing, power_above
 from model_executor.kv_cache import LayerCache
 from model_executor.layers.heads import HeadsProblem, HeadsSpec
 from model_executor.layers.norm import QueryKeyNorm

@@ -149,8 +149,3 @@ def test_limits_are_told() -> None:
     assert triton_paged.SPEC.reject(on_gpu) == ()
     wrong = dataclasses.replace(on_gpu, head_dim=264, block_size=8, dtype=torch.float64)
     assert len(triton_paged.SPEC.reject(wrong)) == 3
-
-
-def test_a_missing_package_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    assert triton_paged.missing() == "package triton: not installed"
