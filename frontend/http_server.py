@@ -130,8 +130,8 @@ def bind(host: str, port: int) -> socket.socket:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
-    except OSError as error:
-        raise PortUnavailable(host, port, error.strerror or str(error)) from error
+    except (OSError, UnicodeError) as error:
+        raise PortUnavailable(host, port, getattr(error, "strerror", None) or str(error)) from error
     listener = socket.socket(family, kind, protocol)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -130,10 +130,12 @@ def check_client_socket(path: str | None) -> None:
     """Pass a socket path that no other server listens on.
 
     Raises:
-        UsageError: one does, or the path cannot be a socket.
+        UsageError: one does, or the path cannot be a socket; a file there would be overwritten.
     """
     if path is None:
         return
+    if Path(path).exists() and not Path(path).is_socket():
+        raise UsageError(f"--client-socket: {path}: is there, and is no socket")
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.settimeout(PROBE_S)
         try:

@@ -20,8 +20,9 @@ def test_binding(tmp_path: Path) -> None:
             bind("127.0.0.1", port)
     with bind("127.0.0.1", port) as again:
         assert again.getsockname()[1] == port
-    with pytest.raises(PortUnavailable, match="no such host"):
-        bind("no such host", 80)
+    for host in ("no such host", "a" * 64):
+        with pytest.raises(PortUnavailable, match=host):
+            bind(host, 80)
 
 
 def limit_under(soft: int) -> int:

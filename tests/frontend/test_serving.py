@@ -267,6 +267,11 @@ def test_socket_paths_that_cannot_be(tmp_path: Path) -> None:
     check_client_socket(str(tmp_path / "new.sock"))
     with pytest.raises(UsageError, match="does not exist"):
         check_client_socket(str(tmp_path / "none" / "new.sock"))
+    for name in ("notes", "link"):
+        path = tmp_path / name
+        path.symlink_to(tmp_path / "notes") if name == "link" else path.write_text("precious")
+        with pytest.raises(UsageError, match=f"{name}: is there, and is no socket"):
+            check_client_socket(str(path))
 
 
 def test_keys_are_masked_in_the_title() -> None:
