@@ -75,7 +75,7 @@ class AsyncClient:
         self._inspections: dict[int, asyncio.Future[wire.Inspection]] = {}
         self._was_lost = False
         self._draining = False
-        self._requests = OpenRequests(self._send)
+        self._requests = OpenRequests(lambda message: self._link.send(message))
         ears = Ears(
             message=self._handle,
             ready=self._on_ready,
@@ -257,11 +257,15 @@ class AsyncClient:
 
         Raises:
             EngineDead: the engine is gone.
-            RequestRejected: an id does not fit, the request id is in use, or the core does not read. What the core
-                itself finds wrong is raised when the generation is read.
+            RequestRejected: an id does not fit, the request id is no such text or in use, or the core does not read.
+                What the core itself finds wrong is raised when the generation is read.
         """
         self._count += 1
         name = request_id if request_id is not None else f"{self._prefix}-{self._count:x}"
+        if not 1 <= len(name) <= wire.MAX_REQUEST_ID:
+            # The core does not read it, so it could not answer either.
+            limits = f"request_id: 1 to {wire.MAX_REQUEST_ID} characters, given {len(name)}"
+            raise RequestRejected("invalid", limits, "request_id", wire.MAX_REQUEST_ID, len(name))
         if name in self._requests:
             raise RequestRejected("duplicate_id", f"request_id: {name!r} is in use", field="request_id")
         try:
@@ -294,7 +298,7 @@ class AsyncClient:
         prompt: str | Sequence[int],
         params: SamplingParams,
         *,
-        stop: Sequence[str] = (),
+        stop: str | Sequence[str] = (),
         include_stop: bool = False,
         skip_special: bool = True,
         request_id: str | None = None,
@@ -306,7 +310,7 @@ class AsyncClient:
         Args:
             prompt: text, or token ids; text is encoded with the model's tokenizer, off the event loop.
             params: sampling and stopping.
-            stop: texts that end the answer where they first appear; none may be empty.
+            stop: a text, or several, that end the answer where they first appear; none may be empty.
             include_stop: whether the text that ended it belongs to the answer.
             skip_special: leave special tokens out of the text.
             request_id, priority, cache_salt: as in `submit`.
@@ -317,6 +321,9 @@ class AsyncClient:
             TextOverload: too many texts wait to be encoded.
             TokenizerError, ModelFolderError: as in `tokenizer`.
         """
+        if self.fatal is not None:
+            raise EngineDead(self.fatal.message, self.fatal.code)
+        stop = [stop] if isinstance(stop, str) else stop
         if not all(stop):
             raise RequestRejected("invalid", "stop: a stop string must not be empty", field="stop")
         tokenizer = await self.tokenizer()
@@ -339,9 +346,6 @@ class AsyncClient:
 
     def _abort(self, request_id: str) -> None:
         self._requests.abort(request_id, told=self.lost is None and self.fatal is None)
-
-    def _send(self, message: wire.ClientToCore) -> None:
-        self._link.send(message)
 
     def _handle(self, message: wire.CoreToClient) -> None:
         match message:

@@ -236,7 +236,7 @@ class Client:
         prompt: str | Sequence[int],
         params: SamplingParams,
         *,
-        stop: Sequence[str] = (),
+        stop: str | Sequence[str] = (),
         include_stop: bool = False,
         skip_special: bool = True,
         request_id: str | None = None,

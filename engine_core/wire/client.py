@@ -17,7 +17,8 @@ from engine_core.wire.sampling import SamplingParams
 
 PROTOCOL = 1
 
-RequestId = Annotated[str, Meta(min_length=1, max_length=128)]
+MAX_REQUEST_ID = 128
+RequestId = Annotated[str, Meta(min_length=1, max_length=MAX_REQUEST_ID)]
 FinishReason = Literal["stop", "length", "abort", "error"]
 EngineState = Literal["loading", "ready", "recovering", "draining", "stalled", "dead"]
 FatalCode = Literal["start_refused", "executor_died", "stalled", "internal", "protocol", "shutdown"]

@@ -76,8 +76,11 @@ def test_text_in_and_out(tmp_path: Path) -> None:
             await until("the request is aborted", lambda: fake.aborted == [answer.request_id])
             same = await client.generate([*b"a"], A)
             assert "".join([delta.text async for delta in same]) == "bcd"
-            with pytest.raises(RequestRejected, match="stop"):
-                await client.generate("a", A, stop=[""])
+            alone = await client.generate("a", LONG, stop="fg")
+            assert "".join([delta.text async for delta in alone]) == "bcde"
+            for stop in ("", [""]):
+                with pytest.raises(RequestRejected, match="stop"):
+                    await client.generate("a", A, stop=stop)
 
     asyncio.run(scenario())
 
@@ -149,6 +152,10 @@ def test_what_is_wrong_on_this_side_is_not_sent(tmp_path: Path) -> None:
                 client.submit([1], A, request_id="x")
             with pytest.raises(RequestRejected, match="32 bits"):
                 client.submit([2**31], A)
+            # The core could not even say which request it refuses.
+            for name in ("", "x" * 129):
+                with pytest.raises(RequestRejected, match=rf"request_id: 1 to 128 characters, given {len(name)}"):
+                    client.submit([1], A, request_id=name)
             await until("one request", lambda: len(fake.submits) == 1)
             assert client.open_generations == 1
             first.abort()
@@ -229,6 +236,8 @@ def test_close_ends_open_generations_and_tells_the_core(tmp_path: Path) -> None:
                 await anext(generation)
             await until("the core aborted it", lambda: not fake.live)
             await client.close()
+            with pytest.raises(EngineDead, match="closed"):
+                await client.generate("a", A)
 
     asyncio.run(scenario())
 
