@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, Protocol, TypeAlias
 
@@ -39,18 +38,21 @@ class NormProblem:
 
 
 class NormKernel(Protocol):
-    """Operator "norm". A kernel that takes the sum before the norm along has `forward_sum(x, added, weight)` too, which
-    gives the norm of x + added and leaves this sum in x.
-    """
+    """Operator "norm"."""
 
-    def forward(self, x: Tensor, weight: Tensor) -> Tensor:
-        """[..., size] to [..., size], in x's dtype."""
+    def forward(self, x: Tensor, weight: Tensor, added: Tensor | None = None) -> Tensor:
+        """The norm of x, in its dtype; with `added`, of x + added, rounded to the dtype, which x becomes.
+
+        Args:
+            x: [..., size]; with `added`, [T, size].
+            weight: [size].
+            added: of x's shape; None: nothing.
+        """
         ...
 
 
 class TorchNorm:
-    """Mean and division run in float32 whatever the dtype. Without an offset the product with the weight runs in the
-    dtype; with one (Gemma) all of it runs in float32 and is rounded once.
+    """The norm as torch computes it, see rms_norm.
 
     Args:
         problem: what to compute.
@@ -59,12 +61,11 @@ class TorchNorm:
     def __init__(self, problem: NormProblem) -> None:
         self._problem = problem
 
-    def forward(self, x: Tensor, weight: Tensor) -> Tensor:
+    def forward(self, x: Tensor, weight: Tensor, added: Tensor | None = None) -> Tensor:
         """See NormKernel."""
-        unit = unit_rms(x, self._problem.eps)
-        if self._problem.offset:
-            return (unit * (1.0 + weight.float())).to(x.dtype)
-        return weight * unit.to(x.dtype)
+        if added is not None:
+            x.add_(added)
+        return rms_norm(x, weight, self._problem.eps, offset=self._problem.offset)
 
 
 NormKernelSpec: TypeAlias = OperatorSpec[NormProblem, NormKernel]
@@ -89,11 +90,8 @@ class RmsNorm(nn.Module):
         self.kernel = kernel or TorchNorm(NormProblem(device.type, dtype, size, spec.offset, spec.eps))
 
     def forward(self, x: Tensor, added: Tensor | None = None) -> Tensor:
-        """[..., size] to [..., size], in x's dtype; with `added`, of the sum of both, which x becomes."""
-        if added is None:
-            return self.kernel.forward(x, self.weight)
-        in_one: Callable[[Tensor, Tensor, Tensor], Tensor] | None = getattr(self.kernel, "forward_sum", None)
-        return self.kernel.forward(x.add_(added), self.weight) if in_one is None else in_one(x, added, self.weight)
+        """See NormKernel."""
+        return self.kernel.forward(x, self.weight, added)
 
 
 class QueryKeyNorm(nn.Module):
@@ -117,13 +115,15 @@ class QueryKeyNorm(nn.Module):
     def forward(self, heads: Tensor) -> Tensor:
         """Queries and keys [T, num_heads + num_kv_heads, head_dim] to the same."""
         weight = self.weight.view(2, -1)[self.head_kind]
-        unit = unit_rms(heads, self.spec.eps)
-        if self.spec.offset:
-            return (unit * (1.0 + weight.float())).to(heads.dtype)
-        return weight * unit.to(heads.dtype)
+        return rms_norm(heads, weight, self.spec.eps, offset=self.spec.offset)
 
 
-def unit_rms(x: Tensor, eps: float) -> Tensor:
-    """x / sqrt(mean(x ** 2) + eps) over the last axis, float32."""
+def rms_norm(x: Tensor, weight: Tensor, eps: float, *, offset: bool) -> Tensor:
+    """x / sqrt(mean(x ** 2) + eps) * weight over the last axis, see NormProblem.
+
+    Mean and division run in float32 whatever the dtype. Without an offset the product with the weight runs in the
+    dtype; with one (Gemma) all of it runs in float32 and is rounded once.
+    """
     wide = x.float()
-    return wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
+    unit = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
+    return (unit * (1.0 + weight.float())).to(x.dtype) if offset else weight * unit.to(x.dtype)

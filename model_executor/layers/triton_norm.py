@@ -33,24 +33,19 @@ class TritonNorm:
         self._warps = min(max(width // ELEMENTS_A_WARP, 1), MOST_WARPS)
         self._constants = {"SIZE": problem.size, "OFFSET": problem.offset, "WIDTH": width}
 
-    def forward(self, x: Tensor, weight: Tensor) -> Tensor:
+    def forward(self, x: Tensor, weight: Tensor, added: Tensor | None = None) -> Tensor:
         """See NormKernel."""
         rows = x.reshape(-1, x.shape[-1])
-        return self._run(rows, rows, weight, adds=False).view(x.shape)
-
-    def forward_sum(self, x: Tensor, added: Tensor, weight: Tensor) -> Tensor:
-        """The norm of x + added, which x becomes; all [T, size]."""
-        return self._run(x, added, weight, adds=True)
-
-    def _run(self, x: Tensor, added: Tensor, weight: Tensor, *, adds: bool) -> Tensor:
-        assert x.shape == added.shape
-        assert x.stride(1) == added.stride(1) == 1
+        more = rows if added is None else added
+        # The sum goes into x itself, which two axes are never copied for.
+        assert added is None or added.shape == x.shape == rows.shape
+        assert rows.stride(1) == more.stride(1) == 1
         output = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-        if x.shape[0]:
-            self._kernel[x.shape[0],](
-                *(x, added, weight, output, x.stride(0), added.stride(0), self._eps),
+        if rows.shape[0]:
+            self._kernel[rows.shape[0],](
+                *(rows, more, weight, output, rows.stride(0), more.stride(0), self._eps),
                 **self._constants,
-                ADDS=adds,
+                ADDS=added is not None,
                 num_warps=self._warps,
             )
         return output

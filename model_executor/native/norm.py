@@ -25,9 +25,9 @@ class NativeNorm:
         self._native = native
         self.problem = problem
 
-    def forward(self, x: Tensor, weight: Tensor) -> Tensor:
+    def forward(self, x: Tensor, weight: Tensor, added: Tensor | None = None) -> Tensor:
         """See NormKernel."""
-        x = x.contiguous()
+        x = x.contiguous() if added is None else x.add_(added).contiguous()
         out = torch.empty_like(x)
         problem = self.problem
         struct = NormStruct(

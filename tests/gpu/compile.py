@@ -196,7 +196,7 @@ def _norm(problem: NormProblem) -> None:
     rows = torch.zeros(2, problem.size, dtype=problem.dtype)
     kernel = TritonNorm(problem)
     kernel.forward(rows, rows[0])
-    kernel.forward_sum(rows, rows, rows[0])
+    kernel.forward(rows, rows[0], rows)
 
 
 def _heads(shape: HeadsShape) -> None:

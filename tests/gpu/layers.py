@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
 from typing import get_args
 
 import torch
@@ -20,7 +22,7 @@ from tests.gpu.rounding import ON_DEVICE, unlike
 
 BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
 DTYPES = (BF16, F16, F32)
-SIZES = (64, 576, 4096, 5376, 16384)
+SIZES = {BF16: (64, 576, 4096, 5376, 16384), F16: (576, 16384), F32: (576, 16384)}
 # gelu adds 1 to what is close to -1.
 NOISE = 1e-5
 # The parts of a Llama-3-8B-shaped layer.
@@ -28,24 +30,31 @@ HIDDEN, WIDTH = 4096, 14336
 HEADS = HeadsShape(32, 8, 128, BF16, rotary=128)
 ROWS = (1, 64, 8192)
 Checks = Iterator[tuple[str, str | None]]
+# Checks that need the same compiled kernels.
+Unit = Callable[[torch.device], Checks]
 
 
 @torch.inference_mode()
 def layers(report: Report, shard: int, shards: int) -> None:
     """Every kernel in every dtype, on one token, some and many."""
-    parts = (_norms, _heads, _gates)
-    for part in [part for index, part in enumerate(parts) if index % shards == shard]:
-        for name, fault in part(report.device, dry=report.dry):
+    units = [*_norm_units(dry=report.dry), *_heads_units(dry=report.dry), *_gate_units(dry=report.dry)]
+    for unit in units[shard::shards]:
+        for name, fault in unit(report.device):
             report.check(name, fault is None, fault or "as torch")
 
 
-def _norms(device: torch.device, *, dry: bool) -> Checks:
+def _norm_units(*, dry: bool) -> Iterator[Unit]:
+    rows = (3,) if dry else ROWS[:2]
     for dtype in DTYPES:
-        for size in SIZES[:1] if dry else SIZES:
+        for size in SIZES[dtype][:1] if dry else SIZES[dtype]:
             for offset in (False, True):
-                problem = NormProblem(device.type, dtype, size, offset, 1e-6)
-                faults = [_norm_fault(problem, rows, device) for rows in ((3,) if dry else ROWS[:2])]
-                yield f"norm of {problem}", next(filter(None, faults), None)
+                yield partial(_norms, NormProblem("", dtype, size, offset, 1e-6), rows)
+
+
+def _norms(problem: NormProblem, rows: tuple[int, ...], device: torch.device) -> Checks:
+    problem = replace(problem, device=device.type)
+    faults = [_norm_fault(problem, count, device) for count in rows]
+    yield f"norm of {problem}", next(filter(None, faults), None)
 
 
 def _norm_fault(problem: NormProblem, rows: int, device: torch.device) -> str | None:
@@ -53,16 +62,20 @@ def _norm_fault(problem: NormProblem, rows: int, device: torch.device) -> str | 
     x[0, ::7] = float("inf")
     ours, theirs, total = TritonNorm(problem), TorchNorm(problem), x + added
     fault = unlike(ours.forward(x, weight[0]), theirs.forward(x, weight[0]), ON_DEVICE)
-    fault = fault or unlike(ours.forward_sum(x, added, weight[0]), theirs.forward(total, weight[0]), ON_DEVICE)
+    fault = fault or unlike(ours.forward(x, weight[0], added), theirs.forward(total, weight[0]), ON_DEVICE)
     return fault or unlike(x, total, 0.0)
 
 
-def _heads(device: torch.device, *, dry: bool) -> Checks:
+def _heads_units(*, dry: bool) -> Iterator[Unit]:
     for shape in HEADS_SHAPES[1:2] if dry else (*HEADS_SHAPES, HEADS):
-        for tokens in (2,) if dry else (1, 64, 3000):
-            for broken in (False, True):
-                case = build_heads(shape, tokens, device, seed=tokens, broken=broken)
-                yield f"heads {shape}, {tokens} tokens{', broken' * broken}", _heads_fault(case)
+        yield partial(_heads, shape, (2,) if dry else (1, 64, 3000))
+
+
+def _heads(shape: HeadsShape, counts: tuple[int, ...], device: torch.device) -> Checks:
+    for tokens in counts:
+        for broken in (False, True):
+            case = build_heads(shape, tokens, device, seed=tokens, broken=broken)
+            yield f"heads {shape}, {tokens} tokens{', broken' * broken}", _heads_fault(case)
 
 
 def _heads_fault(case: HeadsCase) -> str | None:
@@ -84,19 +97,24 @@ def _run_heads(case: HeadsCase, cache: object) -> Tensor:
     return kernel.forward(case.projected, case.rotation, case.layer.qk_norm, cache, case.batch)  # type: ignore[arg-type]
 
 
-def _gates(device: torch.device, *, dry: bool) -> Checks:
+def _gate_units(*, dry: bool) -> Iterator[Unit]:
+    size = 100 if dry else 2500
     for dtype in DTYPES:
         for activation in get_args(Activation):
-            size = 100 if dry else 2500
-            problem = LinearProblem(device.type, dtype, 8, 2 * size, False, activation)
-            halves = _drawn((3, 2 * size), dtype, device)
-            ours, theirs = TritonGate(problem)(halves), gated(halves, activation)
-            if activation.startswith("gelu"):
-                close = torch.allclose(ours, theirs, rtol=2 * torch.finfo(dtype).eps, atol=NOISE)
-                fault = None if close else f"largest difference {(ours.float() - theirs.float()).abs().max():.1e}"
-            else:
-                fault = unlike(ours, theirs, ON_DEVICE)
-            yield f"{activation}(gate) * up in {str(dtype).removeprefix('torch.')}", fault
+            yield partial(_gates, LinearProblem("", dtype, 8, 2 * size, False, activation))
+
+
+def _gates(problem: LinearProblem, device: torch.device) -> Checks:
+    dtype, activation = problem.dtype, problem.gate
+    assert activation is not None
+    halves = _drawn((3, problem.outputs), dtype, device)
+    ours, theirs = TritonGate(replace(problem, device=device.type))(halves), gated(halves, activation)
+    if activation.startswith("gelu"):
+        close = torch.allclose(ours, theirs, rtol=2 * torch.finfo(dtype).eps, atol=NOISE)
+        fault = None if close else f"largest difference {(ours.float() - theirs.float()).abs().max():.1e}"
+    else:
+        fault = unlike(ours, theirs, ON_DEVICE)
+    yield f"{activation}(gate) * up in {str(dtype).removeprefix('torch.')}", fault
 
 
 def _drawn(size: tuple[int, int], dtype: torch.dtype, device: torch.device) -> Tensor:
@@ -126,7 +144,7 @@ def _parts(rows: int, device: torch.device) -> dict[str, tuple[Callable[[], obje
     kernel, cache = TritonHeads(case.problem), case.cache()
     return {
         "sum and norm": (
-            lambda: ours.forward_sum(x, added, weight[0]),
+            lambda: ours.forward(x, weight[0], added),
             lambda: theirs.forward(x.add_(added), weight[0]),
             4 * x.nbytes,
         ),

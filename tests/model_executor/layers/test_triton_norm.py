@@ -44,7 +44,7 @@ def test_a_sum_before_it_equals_torch_and_stays(dtype: torch.dtype, offset: bool
     x, added, weight = drawn(5, 576, dtype, 0), drawn(5, 576, dtype, 1), drawn(1, 576, dtype, 2)[0]
     total = x + added
     before = added.clone()
-    made = TritonNorm(here).forward_sum(x, added, weight)
+    made = TritonNorm(here).forward(x, weight, added)
     assert torch.equal(x, total)
     assert torch.equal(added, before)
     assert unlike(made, TorchNorm(here).forward(total, weight)) is None
@@ -57,7 +57,7 @@ def test_rows_of_something_wider() -> None:
     expected = TorchNorm(here).forward(wide[:, 3:67], weight)
     assert unlike(TritonNorm(here).forward(wide[:, 3:67], weight), expected) is None
     x = torch.zeros(4, 64)
-    assert unlike(TritonNorm(here).forward_sum(x, wide[:, 3:67], weight), expected) is None
+    assert unlike(TritonNorm(here).forward(x, weight, wide[:, 3:67]), expected) is None
     assert torch.equal(x, wide[:, 3:67])
 
 

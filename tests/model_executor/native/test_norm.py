@@ -23,3 +23,7 @@ def test_equals_torch_and_itself_in_every_batch(native: Native, size: int, offse
     assert torch.equal(torch.cat([kernel.forward(row, weight) for row in torch.split(x, 1)]), made)
     turned = x.t().contiguous().t()
     assert torch.equal(kernel.forward(turned, weight), made)
+    added = torch.randn(x.shape, generator=generator)
+    total = x + added
+    assert torch.equal(kernel.forward(x, weight, added), kernel.forward(total, weight))
+    assert torch.equal(x, total)
