@@ -11,14 +11,11 @@ import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Final
 
 from engine_core.wire.child import bind_to_parent
 from engine_core.wire.logs import log_lines
 
 log = logging.getLogger("engine_core")
-
-EXIT_USAGE: Final = 2
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

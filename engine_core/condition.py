@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -32,7 +34,7 @@ class Condition:
     def __init__(self, clients: Clients, executor: ExecutorClient, now: float) -> None:
         self._clients = clients
         self._executor = executor
-        self._refused: dict[str, int] = {}
+        self._refused: Counter[str] = Counter()
         self.scheduler: Scheduler | None = None
         self.ready: Ready | None = None
         self.progress: Progress | None = None
@@ -86,41 +88,23 @@ class Condition:
         self.recovery_s = seconds
         self.recovery_total_s += seconds
 
-    @property
-    def malformed(self) -> int:
-        """Frames dropped, of clients and of the executor."""
-        return self._clients.malformed + self._executor.malformed
-
     def refused(self, code: RejectCode) -> None:
         """Count a submission that the scheduler did not see."""
-        self._refused[code] = self._refused.get(code, 0) + 1
+        self._refused[code] += 1
 
     def step_age(self, now: float) -> float:
         """Seconds since the last progress while work exists, else 0."""
         scheduler = self.scheduler
-        if scheduler is None or self.recovering or not (self._executor.sent or scheduler.has_work(now)):
+        if scheduler is None or self.recovering or not (self._executor.sent or scheduler.has_work()):
             return 0.0
         return now - self.progress_at
-
-    def rejected(self, now: float) -> dict[str, int]:
-        """Submissions refused, by code."""
-        counts = dict(self._refused)
-        counts["invalid"] = self._clients.invalid
-        if self.scheduler is not None:
-            for code, count in self.scheduler.status(now).rejected.items():
-                counts[code] = counts.get(code, 0) + count
-        return {code: count for code, count in counts.items() if count}
-
-    def finished(self, now: float) -> dict[str, int]:
-        """Requests ended, by reason."""
-        return {} if self.scheduler is None else self.scheduler.status(now).finished
 
     def status(self, seq: int, now: float) -> Status:
         """The answer to a Ping."""
         scheduled: dict[str, Any] = {}
         if self.scheduler is not None:
             scheduled = msgspec.structs.asdict(self.scheduler.status(now))
-        scheduled |= {"rejected": self.rejected(now), "step_age_s": self.step_age(now)}
+        scheduled["rejected"] = self._rejected(scheduled.get("rejected", {}))
         return Status(
             seq,
             self.state,
@@ -128,11 +112,12 @@ class Condition:
             epoch=self._executor.epoch,
             executor_pid=self._executor.pid,
             steps=self.stats.steps,
+            step_age_s=self.step_age(now),
             step_time_s=self.stats.seconds,
             step_tokens=self.stats.tokens,
             step_time_buckets=self.stats.time_buckets,
             step_token_buckets=self.stats.token_buckets,
-            malformed_frames=self.malformed,
+            malformed_frames=self._clients.malformed + self._executor.malformed,
             stale_results=self.stale,
             executor_restarts=self.restarts,
             recovered=self.reopened,
@@ -140,6 +125,10 @@ class Condition:
             recovery_total_s=self.recovery_total_s,
             **scheduled,
         )
+
+    def _rejected(self, by_scheduler: Mapping[str, int]) -> dict[str, int]:
+        counts = self._refused + Counter(invalid=self._clients.invalid) + Counter(by_scheduler)
+        return dict(counts)
 
     def inspect(self, seq: int) -> Inspection:
         """The answer to an Inspect."""

@@ -43,7 +43,7 @@ from engine_core.wire.client import (
     Welcome,
 )
 from engine_core.wire.config import EngineConfig, config_hash
-from engine_core.wire.errors import EngineCoreError, ProtocolMismatch
+from engine_core.wire.errors import EngineCoreError
 from engine_core.wire.executor import ExecutorReady, StepResult
 
 log = logging.getLogger(__name__)
@@ -161,17 +161,17 @@ class Engine:
             self._end(Fatal("internal", f"engine: {where} failed: {type(error).__name__}"))
 
     def _report(self, ending: Fatal) -> None:
-        now = self._clock()
+        status = self._condition.status(0, self._clock())
         log.log(
             logging.INFO if ending.code == "shutdown" else logging.ERROR,
             "ended (%s): %s; %d steps, requests finished: %s, refused: %s, malformed frames: %d, stale results: %d",
             ending.code,
             ending.message,
-            self._condition.stats.steps,
-            self._condition.finished(now),
-            self._condition.rejected(now),
-            self._condition.malformed,
-            self._condition.stale,
+            status.steps,
+            status.finished,
+            status.rejected,
+            status.malformed_frames,
+            status.stale_results,
         )
 
     # The executor.
@@ -312,13 +312,12 @@ class Engine:
 
     def _hello(self, client: bytes, hello: Hello, now: float) -> None:
         config, state = self._config, self._condition.state
-        welcome = Welcome(
-            *(PROTOCOL, config_hash(config), state, config.model.model, os.getppid(), config.deadlines.step_timeout)
-        )
+        timeout = config.deadlines.step_timeout
+        welcome = Welcome(PROTOCOL, config_hash(config), state, config.model.model, os.getppid(), timeout)
         if hello.protocol != PROTOCOL:
             self._clients.answer(client, welcome)
-            why = ProtocolMismatch("protocol", PROTOCOL, hello.protocol)
-            self._clients.answer(client, Fatal("protocol", str(why)))
+            why = f"protocol: expected {PROTOCOL}, the peer has {hello.protocol}"
+            self._clients.answer(client, Fatal("protocol", why))
             log.warning("client %s (%s) refused: %s", client.hex(), hello.name, why)
             return
         self._clients.admit(client, hello.name, now)
@@ -335,7 +334,7 @@ class Engine:
         if self._condition.draining and not submit.resumed:
             self._reject(client, Rejected(submit.request_id, "draining", "engine: draining, it takes nothing new"))
             return
-        if not scheduler.has_work(now):
+        if not scheduler.has_work():
             self._condition.progress_at = now
         refusal = scheduler.add((client, submit.request_id), submit, now)
         if refusal is not None:
@@ -389,7 +388,7 @@ class Engine:
         scheduler = self._condition.scheduler
         if scheduler is None or not self._unchecked or now - self._checked_at < SELF_CHECK_S:
             return
-        if scheduler.in_flight or scheduler.has_work(now):
+        if scheduler.has_work():
             return
         self._checked_at, self._unchecked = now, False
         violations = scheduler.check()

@@ -18,10 +18,10 @@ import zmq
 import zmq.asyncio
 
 from engine_core.wire import codec
-from engine_core.wire.child import Child
+from engine_core.wire.child import Child, ending
 from engine_core.wire.client import PROTOCOL, Fatal, FatalCode, Progress
 from engine_core.wire.config import EngineConfig, config_hash
-from engine_core.wire.errors import Backpressure, ChildDied, MalformedFrame, ProtocolMismatch
+from engine_core.wire.errors import Backpressure, MalformedFrame
 from engine_core.wire.executor import ExecutorFatal, ExecutorHello, ExecutorReady, ExecutorToCore, StepPlan, StepResult
 from engine_core.wire.pulse import Pulse
 from engine_core.wire.transport import send_now
@@ -280,7 +280,7 @@ class ExecutorClient:
             ("epoch", self.epoch, hello.epoch),
         ):
             if expected != given:
-                self._lose("protocol", f"executor: {ProtocolMismatch(field, expected, given)}")
+                self._lose("protocol", f"executor: {field}: expected {expected}, the peer has {given}")
                 return
         self._identity = identity
 
@@ -308,10 +308,10 @@ class ExecutorClient:
     def _conclude(self) -> None:
         assert self._child is not None, "end() cancels the conclusion"
         status = self._child.status()
-        died = ChildDied("executor", self._child.pid, 0 if status is None else status)
+        died = f"executor (pid {self._child.pid}) ended: {ending(status or 0)}"
         refused = self._phase == "starting" and status in REFUSING_STATUSES
         outside = status in OUTSIDE_STATUSES
-        self._lose("start_refused" if refused else "executor_died", str(died), outside=outside)
+        self._lose("start_refused" if refused else "executor_died", died, outside=outside)
 
     def _lose(self, code: FatalCode, message: str, *, outside: bool = False) -> None:
         """Only the first reason counts: what follows is its consequence."""

@@ -33,9 +33,6 @@ class PrefixCache:
         self._block_of: dict[bytes, int] = {}
         self._name_of: dict[int, bytes] = {}
 
-    def __len__(self) -> int:
-        return len(self._block_of)
-
     def __contains__(self, block: int) -> bool:
         return block in self._name_of
 

@@ -135,7 +135,7 @@ class Recovery:
 
     def _restart(self, scheduler: Scheduler, verdict: Verdict, now: float) -> None:
         trial = [] if verdict.culprit is not None else [*verdict.trial, *scheduler.trial]
-        scheduler.restart(self._executor.epoch + 1, now, trial=dict.fromkeys(trial))
+        scheduler.restart(self._executor.epoch + 1, trial=dict.fromkeys(trial))
         if verdict.culprit is not None:
             self._fail(scheduler, verdict.culprit, verdict.deaths, now)
         self._open = max(self._open, len(scheduler.live))

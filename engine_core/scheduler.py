@@ -129,12 +129,11 @@ class Scheduler:
         seq = self._roster.live.get(key)
         return None if seq is None else msgspec.structs.replace(self._finish(seq, "error", now), error=message)
 
-    def abort_client(self, client: bytes, now: float) -> int:
-        """End all requests of a client; how many there were."""
+    def abort_client(self, client: bytes, now: float) -> None:
+        """End all requests of a client."""
         keys = [key for key in self._roster.live if key[0] == client]
         for key in keys:
             self.abort(key, now)
-        return len(keys)
 
     def preempt(self, key: RequestKey) -> bool:
         """Take slot and blocks from a request; it resumes from its tokens, ahead of those that wait.
@@ -148,13 +147,12 @@ class Scheduler:
         self._roster.preempt(seq)
         return True
 
-    def restart(self, epoch: int, now: float, *, trial: Iterable[RequestKey] = ()) -> None:
+    def restart(self, epoch: int, *, trial: Iterable[RequestKey] = ()) -> None:
         """The executor is replaced: live requests go back to the queue with the tokens they have, what was in flight
         is computed again. Results of the old one are stale from now on.
 
         Args:
             epoch: of the next executor.
-            now: in seconds.
             trial: requests that run alone, one after the other, until each has come further than it ever was.
         """
         self._roster.restart(epoch, trial)
@@ -297,8 +295,8 @@ class Scheduler:
         """Incarnation of the executor that plans are made for."""
         return self._roster.flights.epoch
 
-    def has_work(self, now: float) -> bool:
-        """Whether requests are live or plans are out; the answer depends on no deadline yet."""
+    def has_work(self) -> bool:
+        """Whether requests are live or plans are out."""
         return bool(self._roster.live) or bool(self._roster.flights)
 
     def status(self, now: float) -> SchedulerStatus:

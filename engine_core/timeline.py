@@ -69,7 +69,10 @@ class Timeline:
             self.add("executor", "idle", self._step_end_ns, start_ns, step=plan.step, queued=int(plan.queued))
         self._step_end_ns = end_ns
         self.add(
-            *("executor", "step", start_ns, end_ns),
+            "executor",
+            "step",
+            start_ns,
+            end_ns,
             step=plan.step,
             tokens=plan.tokens,
             rows=plan.rows,

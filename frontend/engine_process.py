@@ -20,7 +20,7 @@ from typing import Any, Final, TypeVar
 from msgspec.structs import replace
 
 from engine_core.wire.budget import RestartBudget
-from engine_core.wire.child import Child
+from engine_core.wire.child import Child, ending
 from engine_core.wire.client import Fatal, Progress, Ready
 from engine_core.wire.config import EngineConfig, config_hash, write_config
 from engine_core.wire.errors import Backpressure
@@ -270,7 +270,7 @@ class EngineProcess:
             await self._hear_out()
         status = None if child is None else child.status()
         said = _said(client, error)
-        how = "" if status is None else f"signal {-status}" if status < 0 else f"exit status {status}"
+        how = "" if status is None else ending(status)
         if said is not None and said.code == "start_refused" and said.final:
             return Loss(said.message, StartRefused(said.message), again=False)
         cause = said.message if said is not None else str(error or "it ended")

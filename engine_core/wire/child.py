@@ -106,6 +106,11 @@ class Child:
         self._lifeline = self._sentinel = -1
 
 
+def ending(status: int) -> str:
+    """How a process ended, by its exit status; negative is the signal that ended it."""
+    return f"signal {-status}" if status < 0 else f"exit status {status}"
+
+
 def bind_to_parent(parent_fd: int) -> None:
     """In a child, before anything slow: die when the parent dies.
 

@@ -325,7 +325,7 @@ class Fatal(Struct, frozen=True, array_like=True, tag="fatal"):
     """The core ends, or has forgotten this client.
 
     Attributes:
-        code: "start_refused" (model or configuration cannot be honoured), "executor_died", "internal".
+        code: why; "start_refused": model or configuration cannot be honoured.
         message: one line for the operator.
         final: every request of the client is lost. Otherwise the client keeps them, says hello again (another core may
             come to the same socket), and submits them anew with the tokens it has.

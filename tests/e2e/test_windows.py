@@ -133,7 +133,7 @@ class Together:
             params = SamplingParams(temperature=0.0, max_tokens=count, ignore_eos=True)
             assert self.scheduler.add((b"", name), Submit(name, pack_ids(prompt), params), 0.0) is None
             self.outputs[name] = []
-        while self.scheduler.has_work(0.0):
+        while self.scheduler.has_work():
             while (plan := self.scheduler.schedule(0.0)) is not None:
                 self._launch(plan)
             self._land()

@@ -131,16 +131,15 @@ def test_the_step_age_counts_only_while_there_is_work(tmp_path: Path) -> None:
 
 def test_refusals_of_all_who_refuse_are_added(tmp_path: Path) -> None:
     def look(condition: Condition, clients: Clients) -> None:
-        assert condition.rejected(100.0) == {}
+        assert condition.status(1, 100.0).rejected == {}
         condition.refused("not_ready")
         condition.refused("not_ready")
         clients.invalid = 3
-        assert condition.rejected(100.0) == {"not_ready": 2, "invalid": 3}
+        assert condition.status(1, 100.0).rejected == {"not_ready": 2, "invalid": 3}
         condition.scheduler = made = scheduler()
         submit(made, "a", [512], 100.0)
         submit(made, "b", [1] * 64, 100.0)
-        assert condition.rejected(100.0) == {"not_ready": 2, "invalid": 4, "context_length": 1}
-        assert condition.status(1, 100.0).rejected == condition.rejected(100.0)
+        assert condition.status(1, 100.0).rejected == {"not_ready": 2, "invalid": 4, "context_length": 1}
 
     with_condition(tmp_path, look)
 
@@ -158,7 +157,7 @@ def test_the_status_before_and_after_ready(tmp_path: Path) -> None:
         status = condition.status(6, 102.0)
         assert (status.state, status.kv_blocks_total, status.waiting, status.oldest_wait_s) == ("ready", 8, 1, 1.0)
         assert (status.steps, status.step_tokens, status.step_time_s, status.stale_results) == (1, 7, 0.5, 1)
-        assert condition.finished(102.0) == {}
+        assert status.finished == {}
 
     with_condition(tmp_path, look)
 

@@ -56,7 +56,6 @@ def test_the_first_block_of_a_name_keeps_it() -> None:
     cache.add(name, 2)
     assert cache.find([name], 1) == [1]
     assert 2 not in cache
-    assert len(cache) == 1
 
 
 def test_forgotten_blocks_are_not_found() -> None:

@@ -69,7 +69,7 @@ class Engine:
     def restart(self, epoch: int, *trial: str) -> None:
         self.plans.clear()
         self.ran.clear()
-        self.scheduler.restart(epoch, self.now, trial=[key(name) for name in trial])
+        self.scheduler.restart(epoch, trial=[key(name) for name in trial])
         assert self.scheduler.check() == []
 
 

@@ -142,11 +142,11 @@ class Harness:
     def drain(self) -> None:
         """Go on until nothing is left; then nothing may be held."""
         for _ in range(MOST_TURNS):
-            if not self.scheduler.has_work(self.now):
+            if not self.scheduler.has_work():
                 break
             self.now += 0.01
             self.turn()
-        assert not self.scheduler.has_work(self.now)
+        assert not self.scheduler.has_work()
         assert self.scheduler.ledger().owned == 0
         assert self.scheduler.status(self.now).kv_blocks_used == 0
 
@@ -173,7 +173,7 @@ class Harness:
     def restart(self) -> None:
         """The executor dies with all that is out; a late result of it is refused."""
         late = self._results or [StepResult(plan.epoch, plan.step, [], None, 0, 1) for plan in self._plans]
-        self.scheduler.restart(self.scheduler.epoch + 1, self.now)
+        self.scheduler.restart(self.scheduler.epoch + 1)
         for result in late:
             with pytest.raises(StaleResult):
                 self.scheduler.update(result, self.now)

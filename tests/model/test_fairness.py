@@ -325,7 +325,7 @@ def test_random_seeds_are_drawn_once() -> None:
     first = scheduler.schedule(0.0)
     assert first is not None
     assert first.fills[0].seed == random.Random(5).getrandbits(63)
-    scheduler.restart(2, 0.0)
+    scheduler.restart(2)
     again = scheduler.schedule(0.0)
     assert again is not None
     assert again.fills[0].seed == first.fills[0].seed

@@ -15,7 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from engine_core.wire.child import EXIT_ORPHANED, Child, bind_to_parent
+from engine_core.wire.child import EXIT_ORPHANED, Child, bind_to_parent, ending
 from tests.fakes.waiting import gone, until
 
 SLEEP = "import time; time.sleep(600)"
@@ -210,3 +210,7 @@ def test_a_high_descriptor_can_be_waited_for(children: list[Child]) -> None:
         for descriptor in held:
             os.close(descriptor)
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_an_exit_status_in_words() -> None:
+    assert [ending(0), ending(3), ending(-9)] == ["exit status 0", "exit status 3", "signal 9"]

@@ -9,13 +9,8 @@ import pytest
 from engine_core.wire import errors
 from engine_core.wire.errors import (
     Backpressure,
-    ChildDied,
-    ChildError,
-    ChildRefused,
-    DeadlinePassed,
     EngineCoreError,
     MalformedFrame,
-    ProtocolMismatch,
     SocketPathTooLong,
     WireError,
 )
@@ -24,12 +19,7 @@ from engine_core.wire.errors import (
 @pytest.mark.parametrize(
     ("error", "message"),
     [
-        (ProtocolMismatch("protocol", 1, 2), "protocol: expected 1, the peer has 2"),
-        (DeadlinePassed("welcome", 2.5), "welcome: nothing came within 2.5 s"),
         (SocketPathTooLong("/a/b", 3), "socket path: 4 bytes, at most 3: /a/b"),
-        (ChildDied("executor", 12, 3), "executor (pid 12) ended: exit status 3"),
-        (ChildDied("executor", 12, -9), "executor (pid 12) ended: signal 9"),
-        (ChildRefused("refused", "dtype: int3 is not known"), "dtype: int3 is not known"),
     ],
     ids=lambda value: type(value).__name__,
 )
@@ -40,9 +30,8 @@ def test_messages(error: EngineCoreError, message: str) -> None:
 @pytest.mark.parametrize(
     ("parent", "children"),
     [
-        (EngineCoreError, {WireError, ChildError}),
-        (WireError, {MalformedFrame, ProtocolMismatch, Backpressure, DeadlinePassed, SocketPathTooLong}),
-        (ChildError, {ChildDied, ChildRefused}),
+        (EngineCoreError, {WireError}),
+        (WireError, {MalformedFrame, Backpressure, SocketPathTooLong}),
     ],
 )
 def test_the_tree(parent: type[EngineCoreError], children: set[type[EngineCoreError]]) -> None:
