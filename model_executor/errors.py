@@ -28,7 +28,15 @@ class ExecutorError(Exception):
 
 
 class ModelRefused(ExecutorError):
-    """The model cannot be served as it is; the message names the culprit."""
+    """The model cannot be served as it is; the message names the culprit.
+
+    Args:
+        message: what is wrong; names in it may come from files.
+    """
+
+    def __init__(self, message: str) -> None:
+        # One line that every log and wire takes, whatever a file calls its tensors.
+        super().__init__("".join(c if c.isprintable() else ascii(c)[1:-1] for c in message))
 
 
 class ConfigRefused(ModelRefused):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import math
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -69,7 +69,8 @@ class ConfigFile:
             return default
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise self.refuse(field, "must be a number" if field in self else "is required")
-        if not (math.isfinite(value) and value >= least):
+        # JSON's whole numbers may be too large for a float.
+        if not least <= value <= sys.float_info.max:
             raise self.refuse(field, f"must be finite and at least {least:g}")
         return float(value)
 
@@ -128,7 +129,11 @@ def read_json_object(path: Path) -> dict[str, Any]:
     try:
         if path.stat().st_size > LARGEST_FILE:
             raise CheckpointBroken(path, f"larger than {LARGEST_FILE} bytes")
-        value = json.loads(path.read_bytes())
+        raw = path.read_bytes()
+        value = json.loads(raw)
+        if b"\\u" in raw:
+            # Half of a surrogate pair is no text: nothing could write or send it.
+            json.dumps(value, ensure_ascii=False).encode()
     except OSError as error:
         raise CheckpointBroken(path, error.strerror or "cannot be read") from error
     except (ValueError, RecursionError) as error:

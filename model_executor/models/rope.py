@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from model_executor.errors import ConfigRefused
-from model_executor.models.config import ConfigFile
+from model_executor.models.config import COUNT_LIMIT, ConfigFile
 from model_executor.models.layer_types import FULL, SLIDING
 from model_executor.models.spec import RopeSpec
 
@@ -107,7 +107,7 @@ def _default(section: ConfigFile, max_position: int) -> dict[str, Any]:
 
 def _linear(section: ConfigFile, max_position: int) -> dict[str, Any]:
     factor = _factor(section)
-    return {"factor": factor, "reach": max(max_position, int(max_position * factor))}
+    return {"factor": factor, "reach": _reach(section, max_position, max_position * factor)}
 
 
 def _dynamic(section: ConfigFile, max_position: int) -> dict[str, Any]:
@@ -140,7 +140,7 @@ def _yarn(section: ConfigFile, max_position: int) -> dict[str, Any]:
         "beta_slow": section.number("beta_slow", 1.0) or 1.0,
         "truncate": section.flag("truncate", default="truncate" not in section.fields),
         "attention_factor": _yarn_attention_factor(section, factor),
-        "reach": max(max_position, int(original * factor)),
+        "reach": _reach(section, max_position, original * factor),
     }
 
 
@@ -156,6 +156,12 @@ def _yarn_attention_factor(section: ConfigFile, factor: float) -> float:
 def magnitude(factor: float, mscale: float) -> float:
     """What yarn multiplies queries and keys by at this factor."""
     return 1.0 if factor <= 1 else 0.1 * mscale * math.log(factor) + 1.0
+
+
+def _reach(section: ConfigFile, max_position: int, stretched: float) -> int:
+    if stretched >= COUNT_LIMIT:
+        raise section.refuse("factor", f"makes {stretched:g} positions, of which there are fewer than {COUNT_LIMIT}")
+    return max(max_position, int(stretched))
 
 
 def _factor(section: ConfigFile) -> float:

@@ -39,7 +39,7 @@ from model_executor.tools.offline import Offline, OfflineOptions
 from model_executor.tools.pack import LENGTHS, PACK, make_pack
 from model_executor.tools.parity_text import parity_lines
 from model_executor.tools.reference import reference_table
-from model_executor.tools.run_flags import add_run_flags, run_options
+from model_executor.tools.run_flags import add_run_flags, add_vocab_flag, run_options
 from model_executor.tools.transformers_reference import TransformersReference
 
 EXIT_FAILED: Final = 1
@@ -308,10 +308,8 @@ def _report(args: argparse.Namespace) -> ParityReport:
         sample_vocab=args.sample_vocab,
     )
     offline = Offline(options)
-    room = offline.executor.ready.max_model_len - COUNT
-    samples = [Sample(entry) for entry in make_pack(offline.sample_vocab, room, args.samples)]
-    if not samples:
-        raise ToolMisused(f"max_model_len: {room + COUNT}: the shortest sample takes {COUNT + 1}")
+    entries = make_pack(offline.sample_vocab, offline.executor.ready.max_model_len, COUNT, args.samples)
+    samples = [Sample(entry) for entry in entries]
     with reference_folder(folder, args.layers, allow_missing_classes=args.allow_missing_classes) as reference:
         return compare(offline, options, reference, samples)
 
@@ -328,7 +326,7 @@ def _parser() -> Parser:
     parser.add_argument(
         "--samples", metavar="N", type=_count, default=8, help="token sequences, 1 to 1000 (default: 8)"
     )
-    parser.add_argument("--sample-vocab", metavar="N", type=int, help="ids that may be chosen (default: all)")
+    add_vocab_flag(parser)
     add_json_flag(parser)
     return parser
 

@@ -28,7 +28,7 @@ from model_executor.weights.inventory import files_of, take_stock
 from model_executor.weights.layer_plan import LayerPlan, block_classes, compact, missing_classes
 from model_executor.weights.parameters import Parameter
 from model_executor.weights.plan import DTYPES, plan_load
-from model_executor.weights.report import ITEM_BYTES
+from model_executor.weights.report import ITEM_BYTES, parameter_bytes
 
 # Ends the names of the scales of weights in 8 bits.
 SCALES: Final = "_scale_inv"
@@ -143,7 +143,6 @@ def make_report(
     spec = model.spec
     plan = model.plan(layers, allow_missing_classes=allow_missing_classes)
     parameters = model.parameters(plan)
-    elements = sum(prod(parameter.shape) for parameter in parameters)
     kept = sum(layer.attention.kv_elements for layer in plan.layers(spec))
     shards = None if model.checkpoint is None else _shards(model, model.checkpoint, plan, parameters)
     footprint = Footprint(spec, plan, parameters, _stored(model))
@@ -159,7 +158,7 @@ def make_report(
         classes=_rows(model, plan),
         left_out=tuple(each.name for each in missing_classes(spec, plan)),
         shards=shards,
-        memory_bytes=_by_dtype(elements),
+        memory_bytes={dtype: parameter_bytes(parameters, dtype) for dtype in DTYPES.values()},
         products=products,
         cpu_bytes={dtype: footprint.bytes(dtype, int8=products == "int8") for dtype in DTYPES.values()},
         kv_bytes_per_token=_by_dtype(kept),
@@ -253,9 +252,11 @@ def _reckoned(model: OpenModel, known: Mapping[str, tuple[tuple[int, ...], Dtype
         return plain
     quantization = model.config.section("quantization_config")
     block = () if quantization is None else quantization.indices("weight_block_size")
-    if len(block) != 2:
+    if len(block) != 2 or 0 in block:
         return None
     if name.endswith(SCALES):
+        if len(shape) != 2:
+            return None
         return prod(-(-size // side) for size, side in zip(shape, block, strict=True)) * ITEM_BYTES["float32"]
     assert model.checkpoint is not None
     return prod(shape) if f"{name}{SCALES}" in model.checkpoint.files else plain

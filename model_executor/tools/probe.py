@@ -32,7 +32,7 @@ from model_executor.tools.evidence_file import add_json_flag, write_json
 from model_executor.tools.observe import EMBEDDING, FINAL_NORM, Observer, block_names
 from model_executor.tools.offline import Offline, OfflineOptions
 from model_executor.tools.pack import make_pack
-from model_executor.tools.run_flags import add_run_flags, run_options
+from model_executor.tools.run_flags import add_run_flags, add_vocab_flag, run_options
 from model_executor.weights.parameters import block_parameters, outer_parameters
 
 Kind = Literal["prefill", "decode"]
@@ -170,7 +170,7 @@ def _numbers(offline: Offline) -> Iterator[Check]:
                 hooks.callback(module.register_forward_hook(_keep_routing(routings)).remove)
         names = block_names(plan.sources, plan.classes)
         seen = hooks.enter_context(Observer(list(model.blocks), model.norm, names))
-        for entry in make_pack(offline.sample_vocab, offline.executor.ready.max_model_len - 5):
+        for entry in make_pack(offline.sample_vocab, offline.executor.ready.max_model_len, 5):
             offline.force([*entry.prompt, *entry.prompt[:4]], len(entry.prompt), 16)
             values = seen.take()
             count += sum(value.numel() for value in values.values())
@@ -336,7 +336,7 @@ def _options(args: argparse.Namespace) -> OfflineOptions:
 def _parser() -> Parser:
     parser = Parser(prog="tercet report", description="Look into an executor that the production path brought up.")
     add_run_flags(parser)
-    parser.add_argument("--sample-vocab", metavar="N", type=int, help="ids that may be chosen (default: all)")
+    add_vocab_flag(parser)
     add_json_flag(parser)
     return parser
 

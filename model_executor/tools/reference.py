@@ -30,7 +30,7 @@ from model_executor.tools.evidence_file import add_json_flag, write_json
 from model_executor.tools.observe import FINAL_NORM, Observer, block_names
 from model_executor.tools.offline import Offline, OfflineOptions
 from model_executor.tools.pack import LENGTHS, PACK, make_pack
-from model_executor.tools.run_flags import add_run_flags, run_options
+from model_executor.tools.run_flags import add_run_flags, add_vocab_flag, run_options
 
 COUNT: Final = 12
 CHUNK: Final = 1024
@@ -56,9 +56,10 @@ def run_pack(options: OfflineOptions) -> ReferenceRun:
 
     Raises:
         ModelRefused: the model cannot be honoured.
+        ToolMisused: no sequence of the pack is short enough.
     """
     offline = Offline(options, reference_table())
-    entries = make_pack(offline.sample_vocab, offline.executor.ready.max_model_len - COUNT)
+    entries = make_pack(offline.sample_vocab, offline.executor.ready.max_model_len, COUNT)
     sequences = [_sequence(offline, entry) for entry in entries]
     return ReferenceRun(
         identity=offline.identity,
@@ -134,7 +135,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the program; gives the exit status."""
     parser = Parser(prog="tercet sentinel", description="Run a pack of token sequences on the reference kernels.")
     add_run_flags(parser)
-    parser.add_argument("--sample-vocab", metavar="N", type=int, help="ids that may be chosen (default: all)")
+    add_vocab_flag(parser)
     add_json_flag(parser)
 
     def act(arguments: Sequence[str]) -> None:

@@ -21,6 +21,17 @@ def add_run_flags(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_vocab_flag(parser: argparse.ArgumentParser) -> None:
+    """How many ids may be chosen; at least two, as the lead over the second is told."""
+    parser.add_argument("--sample-vocab", metavar="N", type=_vocab, help="ids that may be chosen (default: all)")
+
+
+def _vocab(text: str) -> int:
+    if not text.isdecimal() or int(text) < 2:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number from 2 on")
+    return int(text)
+
+
 def run_options(args: argparse.Namespace) -> OfflineOptions:
     """What the flags of add_run_flags ask for."""
     return OfflineOptions(

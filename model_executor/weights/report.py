@@ -47,6 +47,11 @@ def count_states(records: Iterable[TensorRecord]) -> dict[TensorState, int]:
     return {**dict(found), "missing": found["missing"], "unexpected": found["unexpected"]}
 
 
+def parameter_bytes(parameters: Iterable[Parameter], dtype: Dtype) -> int:
+    """Bytes of parameters computed in a dtype, those with a dtype of their own in that."""
+    return sum(prod(each.shape) * ITEM_BYTES[each.dtype or dtype] for each in parameters)
+
+
 def load_table(report: LoadReport) -> list[str]:
     """The report for the log: a row for each state, for the blocks, the files and the bytes."""
     sizes: Counter[TensorState] = Counter()
@@ -67,6 +72,5 @@ def _record(
     parameter: Parameter, state: TensorState, dtype: Dtype, file: str = "", source_dtype: str = ""
 ) -> TensorRecord:
     sources = [source.name for source in parameter.sources]
-    dtype = parameter.dtype or dtype
-    nbytes = prod(parameter.shape) * ITEM_BYTES[dtype]
-    return TensorRecord(parameter.name, state, sources, file, nbytes, source_dtype, dtype)
+    nbytes = parameter_bytes([parameter], dtype)
+    return TensorRecord(parameter.name, state, sources, file, nbytes, source_dtype, parameter.dtype or dtype)

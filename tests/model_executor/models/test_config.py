@@ -41,7 +41,7 @@ def test_no_count(value: object) -> None:
         config(n=value).count("n")
 
 
-@pytest.mark.parametrize("value", [-1, float("nan"), float("inf"), True, "1", [1]])
+@pytest.mark.parametrize("value", [-1, float("nan"), float("inf"), 10**400, True, "1", [1]])
 def test_no_number(value: object) -> None:
     with pytest.raises(ConfigRefused, match="x: "):
         config(x=value).number("x")
@@ -70,4 +70,12 @@ def test_file_too_large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(config_module, "LARGEST_FILE", 10)
     (tmp_path / "c.json").write_text('{"a": "0123456789"}')
     with pytest.raises(CheckpointBroken, match="larger than 10 bytes"):
+        read_json_object(tmp_path / "c.json")
+
+
+def test_half_of_a_surrogate_pair_is_no_text(tmp_path: Path) -> None:
+    (tmp_path / "c.json").write_text('{"a": "\\ud83d\\ude00"}')
+    assert read_json_object(tmp_path / "c.json") == {"a": "\U0001f600"}
+    (tmp_path / "c.json").write_text('{"a": "\\ud83d"}')
+    with pytest.raises(CheckpointBroken, match=r"no valid JSON: .*surrogates not allowed"):
         read_json_object(tmp_path / "c.json")

@@ -79,6 +79,8 @@ def test_yarn_attention_factor() -> None:
         ({"rope_scaling": {"rope_type": "linear", "factor": 0}}, "rope_scaling.factor"),
         ({"rope_scaling": {"rope_type": "linear", "factor": float("inf")}}, "rope_scaling.factor"),
         ({"rope_scaling": {"rope_type": "linear", "factor": float("nan")}}, "rope_scaling.factor"),
+        ({"rope_scaling": {"rope_type": "linear", "factor": 1e308}}, "rope_scaling.factor: 1e[+]308: makes"),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 1e308}}, "rope_scaling.factor: 1e[+]308: makes"),
         ({"rope_scaling": {"rope_type": "llama3", "factor": 8}}, "rope_scaling.low_freq_factor"),
         ({"rope_scaling": {**LLAMA3, "high_freq_factor": 1}}, "rope_scaling.low_freq_factor"),
         ({"rope_theta": 0}, "rope_theta"),

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from engine_core.wire.config import ModelOptions
 from model_executor.errors import ConfigRefused
@@ -23,6 +24,7 @@ from tests.fixtures.families import edit_config, write_family
 from tests.fixtures.llama import Shape, parameter_shapes
 from tests.fixtures.vision import write_conditional
 from tests.model_executor.engine import SIX, load, write_small
+from tests.model_executor.tools.folders import write_model
 from tests.model_executor.tools.giants import QWEN, V3, Tensor, qwen_tensors, v3_tensors, write_headers
 
 ONE_TENSOR_A_SHARD = len(parameter_shapes(SIX))
@@ -233,9 +235,12 @@ def test_memory_by_device_and_products(tmp_path: Path, capsys: pytest.CaptureFix
     assert "inputs 32: multiples of 64" in capsys.readouterr().err
 
 
-def test_memory_is_what_the_parameters_take(tmp_path: Path) -> None:
-    folder = write_small(tmp_path, SIX)
-    spec = read_spec(folder, ModelOptions())
+@pytest.mark.parametrize("name", ["llama", "deepseek-v3"])
+def test_memory_is_what_the_parameters_take(tmp_path: Path, name: str) -> None:
+    """Also of a router that is kept in float32 whatever the dtype."""
+    folder = write_model(tmp_path, name)
     made = make_report(open_model(folder), "full", allow_missing_classes=False)
-    assert made.layer_map == plan_layers(spec).sources
-    assert made.memory_bytes["float32"] == load(folder).report.bytes_materialized
+    assert made.layer_map == plan_layers(read_spec(folder, ModelOptions())).sources
+    for dtype in (torch.float32, torch.bfloat16):
+        taken = load(folder, dtype=dtype).report.bytes_materialized
+        assert made.memory_bytes[str(dtype).removeprefix("torch.")] == taken  # type: ignore[index]

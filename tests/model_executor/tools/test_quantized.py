@@ -108,6 +108,20 @@ def test_weights_in_eight_bits(tmp_path: Path, capsys: pytest.CaptureFixture[str
             read_spec(folder, ModelOptions())
 
 
+@pytest.mark.parametrize("block", [[16, 16], [0, 0]])
+def test_scales_that_no_rule_explains(tmp_path: Path, block: list[int]) -> None:
+    """Of a norm, or of blocks of no numbers: the files are away, and nobody knows their size."""
+    source = write_eight_bits(tmp_path / "source")
+    families.edit_config(source, quantization_config={"quant_method": "fp8", "weight_block_size": block})
+    names = [*tensors(source), "model.norm.weight_scale_inv"]
+    (source / "model.safetensors").unlink()
+    index = {"weight_map": dict.fromkeys(names, "model-1.safetensors")}
+    (source / "model.safetensors.index.json").write_text(json.dumps(index))
+    made = make_report(open_model(source), "full", allow_missing_classes=False)
+    assert made.shards is not None
+    assert made.shards.bytes_to_read is None
+
+
 def plain(found: Mapping[str, bytes]) -> list[bytes]:
     """The tensors that are neither in 8 bits nor scales."""
     return [values for name, values in found.items() if "proj" not in name]
