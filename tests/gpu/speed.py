@@ -41,7 +41,7 @@ class Plan:
         if dry:
             return cls(SMALL, (1, 2), 40, ((1, 64),), 2, 64, torch.float32)
         prompts = ((1, 8192), (8, 1024), (1, 512))
-        return cls(LLAMA_8B, (1, 8, 64), CONTEXT, prompts, 30, 8192, torch.bfloat16)
+        return cls(LLAMA_8B, (1, 64), CONTEXT, prompts, 30, 8192, torch.bfloat16)
 
 
 @torch.inference_mode()
@@ -206,12 +206,12 @@ def kernel_speed(report: Report, shard: int, shards: int) -> None:
         _decode_speed(report, 1, 64, bandwidth)
         _linear_speed(report, 2, 64, 128, bandwidth)
         return
-    for rows, context in ((1, 1024), (1, 32768), (8, 1024), (8, 8192), (64, 1024), (64, 8192), (128, 1024)):
+    for rows, context in ((1, 1024), (1, 32768), (8, 1024), (64, 1024)):
         _decode_speed(report, rows, context, bandwidth)
     for count, length in ((1, 8192), (8, 1024), (64, 128)):
         _prefill_speed(report, count, length)
     for inputs, outputs in ((4096, 6144), (4096, 4096), (4096, 28672), (14336, 4096), (4096, 128256)):
-        for tokens in (1, 8, 64, 512):
+        for tokens in (1, 64):
             _linear_speed(report, tokens, inputs, outputs, bandwidth)
 
 

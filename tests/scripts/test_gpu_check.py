@@ -58,6 +58,26 @@ def test_an_unknown_section_is_refused() -> None:
     assert "no section nonsense" in done.stderr
 
 
+def test_every_section_is_reached_whatever_the_others_take() -> None:
+    """And a start is counted in: no section has less than it takes to import, make a context and compile."""
+    assert check.START_SECONDS + sum(section.seconds for section in check.SECTIONS) <= check.TOTAL_SECONDS <= 480
+    assert all(section.seconds >= 2 * check.START_SECONDS for section in check.SECTIONS)
+    assert check._parser().parse_args([]).seconds == check.TOTAL_SECONDS
+
+
+@pytest.mark.slow
+def test_the_shards_of_a_section_share_its_checks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    shares = []
+    for shard in ("0/2", "1/2"):
+        lines = tmp_path / shard[0]
+        done = run("--dry-run-cpu", "--inside", "layers:layers", "--shard", shard, "--lines", str(lines))
+        assert done.returncode == EXIT_PASSED, done.stdout + done.stderr
+        shares.append({line.name for line in read_lines(lines)})
+    assert all(len(share) >= 8 for share in shares)
+    assert len(shares[0] | shares[1]) == sum(map(len, shares)) == 20
+
+
 def options(**more: object) -> Namespace:
     return Namespace(**{"sections": [], "dry_run_cpu": True, "seconds": 60.0, "wheels": Path("none"), **more})
 
@@ -73,7 +93,7 @@ def test_a_failing_section_does_not_stop_the_next(monkeypatch: pytest.MonkeyPatc
         return ""
 
     monkeypatch.setattr("tests.gpu.report.table", keep)
-    assert check._run(options()) == EXIT_FAILED
+    assert check._run(options(), time.monotonic() + 60) == EXIT_FAILED
     verdicts = {(line.section, line.verdict) for line in seen}
     assert ("not_there", "FAIL") in verdicts
     assert ("environment", "ok") in verdicts
