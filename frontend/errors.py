@@ -41,6 +41,7 @@ from typing import Final
 
 from engine_core.wire.client import RejectCode
 
+EXIT_FAILED: Final = 1
 EXIT_USAGE: Final = 2
 EXIT_REFUSED: Final = 3
 EXIT_ENGINE: Final = 4

@@ -15,13 +15,12 @@ import msgspec
 from engine_core.wire.sampling import SamplingParams
 from frontend.cli.http_talk import HttpTalk
 from frontend.cli.socket_talk import SocketTalk
-from frontend.errors import TalkError, UsageError
+from frontend.config import API_KEY_VARIABLE
+from frontend.errors import EXIT_FAILED, TalkError, UsageError
 
 DEFAULT_URL: Final = "http://127.0.0.1:8000"
-API_KEY_VARIABLE: Final = "TERCET_API_KEY"
 PROMPT: Final = "> "
 HELP: Final = "/reset forgets the conversation, /exit (or Ctrl-D) ends; Ctrl-C cancels an answer"
-EXIT_FAILED: Final = 1
 
 Read = Callable[[], str | None]
 Write = Callable[[str], None]

@@ -5,11 +5,9 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
-from frontend.errors import EngineFailed, FrontendError, StartError
-
-EXIT_FAILED: Final = 1
+from frontend.errors import EXIT_FAILED
 
 
 def add_parser(subparsers: argparse._SubParsersAction[Any]) -> None:
@@ -36,13 +34,8 @@ def run(args: argparse.Namespace) -> int:
     from frontend.tokenizer.load import load_tokenizer
 
     model = Path(args.model)
-    try:
-        vocab = load_tokenizer(model).vocab_size
-        report = cover(model, layer_flags(args), precision_flags(args), vocab).report
-    except StartError:
-        raise
-    except FrontendError as error:
-        raise EngineFailed(str(error)) from error
+    vocab = load_tokenizer(model).vocab_size
+    report = cover(model, layer_flags(args), precision_flags(args), vocab).report
     if args.json:
         write_report(Path(args.json), report)
     sys.stdout.write("\n".join(lines(report)) + "\n")

@@ -9,32 +9,30 @@ from __future__ import annotations
 import argparse
 import importlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final, NoReturn, Protocol, cast
 
 from frontend.cli.options import nearest
-from frontend.cli.tool import hand_over
+from frontend.cli.tool import BENCH, CUT, PARITY, PLAN, Tool
 from frontend.cli.version import package_version
-from frontend.errors import StartError, UsageError
+from frontend.errors import EXIT_ENGINE, FrontendError, StartError, UsageError
 
 PROG: Final = "tercet"
 EXIT_INTERRUPTED: Final = 130
 
-# Name -> module. A module is imported when its command is used or help is asked for.
-COMMANDS: Final = {
+# Name -> module, which is imported when its command is used or help is asked for; or the program of another package.
+COMMANDS: Final[Mapping[str, str | Tool]] = {
     "serve": "frontend.cli.serve",
     "chat": "frontend.cli.chat",
-    "plan": "frontend.cli.plan",
-    "cut": "frontend.cli.cut",
-    "parity": "frontend.cli.parity",
+    "plan": PLAN,
+    "cut": CUT,
+    "parity": PARITY,
     "quality": "frontend.cli.quality",
     "coverage": "frontend.cli.coverage",
     "sentinel": "frontend.cli.sentinel",
     "report": "frontend.cli.report",
-    "bench": "frontend.cli.bench",
+    "bench": BENCH,
 }
-# Programs of another package: they read their own flags.
-TOOLS: Final = frozenset({"plan", "cut", "parity", "bench"})
 
 
 class Parser(argparse.ArgumentParser):
@@ -46,7 +44,7 @@ class Parser(argparse.ArgumentParser):
 
 
 class Command(Protocol):
-    """What a module of a subcommand has."""
+    """What a subcommand has, module or Tool."""
 
     def add_parser(self, subparsers: argparse._SubParsersAction[Parser]) -> None:
         """Declare the flags; the name is the key of COMMANDS."""
@@ -60,9 +58,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     given = sys.argv[1:] if argv is None else list(argv)
     try:
         return _run(given)
-    except StartError as error:
+    except FrontendError as error:
         print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
+        return error.exit_code if isinstance(error, StartError) else EXIT_ENGINE
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
 
@@ -71,20 +69,24 @@ def _run(given: list[str]) -> int:
     first = next((word for word in given if not word.startswith("-")), None)
     if first is not None and first not in COMMANDS:
         raise UsageError(f"{PROG}: no command {first!r}{nearest(first, list(COMMANDS))}; known: {', '.join(COMMANDS)}")
-    if first in TOOLS and given[0] == first:
-        hand_over(importlib.import_module(COMMANDS[first]).MODULE, given[1:])
-    wanted = {first: COMMANDS[first]} if first is not None else COMMANDS
-    modules = {name: cast("Command", importlib.import_module(module)) for name, module in wanted.items()}
+    if first is not None and given[0] == first and isinstance(tool := COMMANDS[first], Tool):
+        tool.take_over(given[1:])
+    commands = {name: _command(name) for name in (COMMANDS if first is None else [first])}
     parser, subparsers = _parser()
-    for module in modules.values():
-        module.add_parser(subparsers)
+    for command in commands.values():
+        command.add_parser(subparsers)
     args, unknown = parser.parse_known_args(given)
     if args.command is None:
         parser.print_help()
         return 0
     if unknown:
         _refuse(args.command, unknown[0], subparsers.choices[args.command])
-    return modules[args.command].run(args)
+    return commands[args.command].run(args)
+
+
+def _command(name: str) -> Command:
+    found = COMMANDS[name]
+    return found if isinstance(found, Tool) else cast("Command", importlib.import_module(found))
 
 
 def _parser() -> tuple[Parser, argparse._SubParsersAction[Parser]]:

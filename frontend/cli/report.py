@@ -7,7 +7,8 @@ import sys
 from pathlib import Path
 from typing import Any, Final
 
-EXIT_FAILED: Final = 1
+from frontend.errors import EXIT_FAILED
+
 SAMPLES: Final = 8
 
 

@@ -5,11 +5,9 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
-from frontend.errors import EngineFailed, FrontendError, StartError
-
-EXIT_FAILED: Final = 1
+from frontend.errors import EXIT_FAILED
 
 
 def add_parser(subparsers: argparse._SubParsersAction[Any]) -> None:
@@ -33,12 +31,7 @@ def add_parser(subparsers: argparse._SubParsersAction[Any]) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Do it; gives the exit code."""
-    try:
-        return _record(args) if args.action == "record" else _check(args)
-    except StartError:
-        raise
-    except FrontendError as error:
-        raise EngineFailed(str(error)) from error
+    return _record(args) if args.action == "record" else _check(args)
 
 
 def _record(args: argparse.Namespace) -> int:

@@ -9,7 +9,7 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
-from typing import Any, NoReturn
+from typing import Any, Final, NoReturn
 
 from msgspec import Struct
 
@@ -34,15 +34,24 @@ class Tool(Struct, frozen=True):
     def run(self, args: argparse.Namespace) -> int:
         """Run the program without flags, which tells what it needs."""
         del args
-        hand_over(self.module, [])
+        self.take_over([])
+
+    def take_over(self, words: Sequence[str]) -> NoReturn:
+        """Become `python -m MODULE WORDS`.
+
+        Raises:
+            OSError: Python cannot be started.
+        """
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+        os.execv(sys.executable, [sys.executable, "-m", self.module, *words])  # noqa: S606 - no shell is wanted
 
 
-def hand_over(module: str, words: Sequence[str]) -> NoReturn:
-    """Become `python -m MODULE WORDS`.
-
-    Raises:
-        OSError: Python cannot be started.
-    """
-    for stream in (sys.stdout, sys.stderr):
-        stream.flush()
-    os.execv(sys.executable, [sys.executable, "-m", module, *words])  # noqa: S606 - no shell is wanted
+PLAN: Final = Tool(
+    "plan", "model_executor.tools.plan", "show what a choice of blocks needs: classes, files, bytes, operators"
+)
+CUT: Final = Tool("cut", "model_executor.tools.cut", "write a checkpoint of some blocks of another")
+PARITY: Final = Tool(
+    "parity", "model_executor.tools.parity", "compare tokens and errors of each block with transformers"
+)
+BENCH: Final = Tool("bench", "bench", "measure a server, its parts, and peers beside it")

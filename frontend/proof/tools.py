@@ -12,7 +12,7 @@ from typing import Final, TypeVar
 import msgspec
 from msgspec import Struct
 
-from frontend.errors import StartRefused, UsageError
+from frontend.errors import EXIT_FAILED, EXIT_USAGE, StartRefused, UsageError
 
 S = TypeVar("S", bound=Struct)
 
@@ -22,8 +22,6 @@ PARITY: Final = "model_executor.tools.parity"
 REFERENCE: Final = "model_executor.tools.reference"
 PROBE: Final = "model_executor.tools.probe"
 QUALITY: Final = "model_executor.tools.quality"
-EXIT_USAGE: Final = 2
-EXIT_VERDICT: Final = 1
 
 
 class PlanClass(Struct, frozen=True):
@@ -80,7 +78,7 @@ def _run(module: str, words: Sequence[str]) -> bytes:
         done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=DEADLINE_S, check=False)
     except subprocess.TimeoutExpired as error:
         raise StartRefused(f"{module}: no end within {DEADLINE_S:g} s") from error
-    if done.returncode in (0, EXIT_VERDICT) and not (done.returncode and b"Traceback" in done.stderr):
+    if done.returncode in (0, EXIT_FAILED) and not (done.returncode and b"Traceback" in done.stderr):
         return done.stdout
     lines = done.stderr.decode(errors="replace").strip().splitlines() or [f"exit status {done.returncode}"]
     message = lines[-1].removeprefix("error: ")

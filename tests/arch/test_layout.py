@@ -35,7 +35,6 @@ TESTED_ELSEWHERE = {
     "frontend/cli/coverage.py": "tests/e2e/test_proof.py",
     "frontend/cli/report.py": "tests/e2e/test_proof.py",
     "frontend/cli/sentinel.py": "tests/e2e/test_proof.py",
-    "frontend/cli/parity.py": "tests/frontend/cli/test_tool.py",
     "frontend/proof/bound_server.py": "tests/e2e/test_proof.py",
     "frontend/proof/own_server.py": "tests/e2e/test_proof.py",
     "frontend/proof/run_coverage.py": "tests/e2e/test_proof.py",

@@ -25,8 +25,7 @@ PLANNING = {
     "model_executor.weights.layer_plan",
     "model_executor.weights.inventory",
     "engine_core.wire.config",
-    "frontend.cli.plan",
-    "frontend.cli.cut",
+    "frontend.cli.tool",
     "frontend.cli.main",
 }
 TOOLS = ("model_executor.tools.", "model_executor.weights.cut", "frontend.proof.")

@@ -14,6 +14,7 @@ from frontend.cli import chat
 from frontend.cli.chat import Chat, harmless, line_reader, terminal_writer
 from frontend.cli.http_talk import HttpTalk
 from frontend.cli.main import main
+from frontend.config import API_KEY_VARIABLE
 from frontend.errors import EXIT_USAGE, TalkError
 from tests.frontend.core_thread import CoreThread
 
@@ -134,7 +135,7 @@ def arguments(*flags: str) -> argparse.Namespace:
 
 
 def test_flags_and_environment() -> None:
-    talk = chat.connect(arguments("--max-tokens", "5", "--temperature", "0"), {chat.API_KEY_VARIABLE: "k"})
+    talk = chat.connect(arguments("--max-tokens", "5", "--temperature", "0"), {API_KEY_VARIABLE: "k"})
     assert isinstance(talk, HttpTalk)
     assert talk._options == {"max_tokens": 5, "temperature": 0.0}
     assert talk._headers["authorization"] == "Bearer k"

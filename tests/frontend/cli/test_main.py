@@ -11,11 +11,12 @@ import msgspec
 import pytest
 
 from engine_core.wire.config import EngineConfig
+from frontend.cli import chat
 from frontend.cli.main import COMMANDS, main
 from frontend.cli.options import options
 from frontend.cli.serve import add_parser, configuration
 from frontend.config import MASK, ServeConfig, printable
-from frontend.errors import UsageError
+from frontend.errors import EXIT_ENGINE, EngineTimeout, UsageError
 
 
 def configured(*flags: str, environment: dict[str, str] | None = None) -> ServeConfig:
@@ -187,3 +188,14 @@ class TestKeys:
         keys.write_text("secret-one\n", encoding="utf-8")
         config = configured("m", "--api-key-file", str(keys), environment={"TERCET_API_KEY": "secret-two"})
         assert "secret" not in printable(config)
+
+
+def test_an_error_without_an_exit_code_is_the_engine_s(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def run(_: argparse.Namespace) -> int:
+        raise EngineTimeout("the welcome", 2.0)
+
+    monkeypatch.setattr(chat, "run", run)
+    assert main(["chat"]) == EXIT_ENGINE
+    assert capsys.readouterr().err == "error: the welcome: nothing came within 2 s\n"

@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 import pytest
 
 from frontend.cli import report as command
-from frontend.errors import StartRefused
+from frontend.errors import EXIT_FAILED, StartRefused
 from frontend.proof import run_report
 from frontend.proof.report import Report
 from tests.frontend.proof.examples import plan
@@ -48,7 +48,7 @@ def test_the_flags_reach_every_proof(tmp_path: Path, monkeypatch: pytest.MonkeyP
     parser = argparse.ArgumentParser()
     command.add_parser(parser.add_subparsers())
     words = ["report", str(tmp_path), *BLOCKS, *NUMBERS, "--out", str(tmp_path / "out")]
-    assert command.run(parser.parse_args(words)) == command.EXIT_FAILED
+    assert command.run(parser.parse_args(words)) == EXIT_FAILED
     assert len(given) == len(STARTED) + 1  # both tools
     assert all(set(BLOCKS) | set(NUMBERS) <= set(each) for each in given)
     (report,) = written
