@@ -39,8 +39,8 @@ typedef struct {
     long token, queries; /* index into T of the first */
     long position;       /* of the first query */
     long kv_head, kv_heads;
-    long first, last;    /* parts */
-    float *kept;         /* where the state of the one part goes; NULL: the item is finished here */
+    long first, last; /* parts */
+    float *kept;      /* where the state of the one part goes; NULL: the item is finished here */
 } Item;
 
 /* The state of query rows: greatest score, sum of exponentials by lane, weighted values [rows, head_dim]. */
@@ -82,10 +82,11 @@ typedef struct {
     long row;
 } Keys;
 
-/* Scores of some query rows against two vectors of a tile: query [head_dim, rows of the item], to [row, 32]. `next`: the keys that are
- * read after these, asked for meanwhile: they lie anywhere, and all at once would keep the processor waiting. */
-INLINE void score_rows(const int kind, const int rows, const float *query, long stride, long head_dim, Keys keys,
-                       Keys next, float *scores) {
+/* Scores of some query rows against two vectors of a tile: query [head_dim, rows of the item], to [row, 32]. `next`: the
+ * keys that are read after these, asked for meanwhile: they lie anywhere, and all at once would keep the processor
+ * waiting. Returns `rows`. */
+INLINE int score_rows(const int kind, const int rows, const float *query, long stride, long head_dim, Keys keys,
+                      Keys next, float *scores) {
     vf low[SCORE_ROWS], high[SCORE_ROWS];
 #pragma GCC unroll 12
     for (int r = 0; r < rows; r++) low[r] = high[r] = (vf){0};
@@ -104,6 +105,7 @@ INLINE void score_rows(const int kind, const int rows, const float *query, long 
         store(scores + r * TILE, low[r]);
         store(scores + r * TILE + HALF, high[r]);
     }
+    return rows;
 }
 
 /* Of all query rows against a vector of each half. */
@@ -113,15 +115,20 @@ INLINE void score_pair(const int kind, long rows, const float *query, long head_
         const float *from = query + r;
         float *to = scores + r * TILE;
         switch (rows - r) {
-        case 1: score_rows(kind, 1, from, rows, head_dim, keys, next, to); r += 1; break;
-        case 2: score_rows(kind, 2, from, rows, head_dim, keys, next, to); r += 2; break;
-        case 3: score_rows(kind, 3, from, rows, head_dim, keys, next, to); r += 3; break;
-        case 4: case 5: score_rows(kind, 4, from, rows, head_dim, keys, next, to); r += 4; break;
+        case 1: r += score_rows(kind, 1, from, rows, head_dim, keys, next, to); break;
+        case 2: r += score_rows(kind, 2, from, rows, head_dim, keys, next, to); break;
+        case 3: r += score_rows(kind, 3, from, rows, head_dim, keys, next, to); break;
+        case 4:
+        case 5: r += score_rows(kind, 4, from, rows, head_dim, keys, next, to); break;
 #if REGISTERS == 32
-        case 6: case 7: score_rows(kind, 6, from, rows, head_dim, keys, next, to); r += 6; break;
-        case 8: case 9: case 10: case 11: score_rows(kind, 8, from, rows, head_dim, keys, next, to); r += 8; break;
+        case 6:
+        case 7: r += score_rows(kind, 6, from, rows, head_dim, keys, next, to); break;
+        case 8:
+        case 9:
+        case 10:
+        case 11: r += score_rows(kind, 8, from, rows, head_dim, keys, next, to); break;
 #endif
-        default: score_rows(kind, SCORE_ROWS, from, rows, head_dim, keys, next, to); r += SCORE_ROWS; break;
+        default: r += score_rows(kind, SCORE_ROWS, from, rows, head_dim, keys, next, to); break;
         }
     }
 }
@@ -140,9 +147,9 @@ typedef struct {
 } Values;
 
 /* values[r] += sum over the tile's keys j of weight[r, j] * from[j], for `vectors` vectors from element d on. `next`: the
- * values that are read after these. */
-INLINE void weigh_rows(const int kind, const int rows, const int vectors, const float *weight, const Values from,
-                       const Values next, long d, float *values, long head_dim) {
+ * values that are read after these. Returns `rows`. */
+INLINE int weigh_rows(const int kind, const int rows, const int vectors, const float *weight, const Values from,
+                      const Values next, long d, float *values, long head_dim) {
     vf sums[VALUE_ROWS * VALUE_VECTORS];
 #pragma GCC unroll 6
     for (int r = 0; r < rows; r++)
@@ -155,7 +162,8 @@ INLINE void weigh_rows(const int kind, const int rows, const int vectors, const 
 #pragma GCC unroll 4
             for (int v = 0; v < vectors; v++) x[v] = load_as(kind, place_of(kind, value, v * LANES));
 #pragma GCC unroll 4
-            for (int v = 0; v < vectors; v += 64 / LANES / kind_bytes(kind)) __builtin_prefetch(place_of(kind, after, v * LANES), 0, NEXT);
+            for (int v = 0; v < vectors; v += 64 / LANES / kind_bytes(kind))
+                __builtin_prefetch(place_of(kind, after, v * LANES), 0, NEXT);
 #pragma GCC unroll 6
             for (int r = 0; r < rows; r++)
 #pragma GCC unroll 4
@@ -166,6 +174,7 @@ INLINE void weigh_rows(const int kind, const int rows, const int vectors, const 
     for (int r = 0; r < rows; r++)
 #pragma GCC unroll 4
         for (int v = 0; v < vectors; v++) store(values + r * head_dim + d + v * LANES, sums[r * VALUE_VECTORS + v]);
+    return rows;
 }
 
 INLINE void weigh_width(const int kind, const int vectors, long rows, const float *weight, const Values value,
@@ -174,11 +183,12 @@ INLINE void weigh_width(const int kind, const int vectors, long rows, const floa
         const float *from = weight + r * TILE;
         float *to = values + r * head_dim;
         switch (rows - r) {
-        case 1: weigh_rows(kind, 1, vectors, from, value, next, d, to, head_dim); r += 1; break;
-        case 2: weigh_rows(kind, 2, vectors, from, value, next, d, to, head_dim); r += 2; break;
-        case 3: case 5: weigh_rows(kind, 3, vectors, from, value, next, d, to, head_dim); r += 3; break;
-        case 4: weigh_rows(kind, 4, vectors, from, value, next, d, to, head_dim); r += 4; break;
-        default: weigh_rows(kind, VALUE_ROWS, vectors, from, value, next, d, to, head_dim); r += VALUE_ROWS; break;
+        case 1: r += weigh_rows(kind, 1, vectors, from, value, next, d, to, head_dim); break;
+        case 2: r += weigh_rows(kind, 2, vectors, from, value, next, d, to, head_dim); break;
+        case 3:
+        case 5: r += weigh_rows(kind, 3, vectors, from, value, next, d, to, head_dim); break;
+        case 4: r += weigh_rows(kind, 4, vectors, from, value, next, d, to, head_dim); break;
+        default: r += weigh_rows(kind, VALUE_ROWS, vectors, from, value, next, d, to, head_dim); break;
         }
     }
 }
@@ -319,9 +329,11 @@ static void attend_float16(const Run *run, const Item *item, long part, const fl
 
 static void attend_part(const Run *run, const Item *item, long part, const float *query, float *scores,
                         const State *state) {
-    const long kind = run->attention->kind;
-    (kind == FLOAT32 ? attend_float32 : kind == BFLOAT16 ? attend_bfloat16 : attend_float16)(run, item, part, query,
-                                                                                              scores, state);
+    switch (run->attention->kind) {
+    case FLOAT32: attend_float32(run, item, part, query, scores, state); break;
+    case BFLOAT16: attend_bfloat16(run, item, part, query, scores, state); break;
+    default: attend_float16(run, item, part, query, scores, state);
+    }
 }
 
 /* Join the state of the next part of a query row to that of all parts before. */
@@ -423,8 +435,15 @@ static long row_items(const Attention *a, const Step *step, long row, bool by_he
         for (long head = 0; head < a->kv_heads; head += heads)
             for (long part = first; part < (by_parts ? last : first + 1); part++, made++) {
                 if (!items) continue;
-                items[made] = (Item){row, step->query_start[row] + done, queries, position, head, heads, part,
-                                     by_parts ? part + 1 : last, by_parts ? *kept : NULL};
+                items[made] = (Item){row,
+                                     step->query_start[row] + done,
+                                     queries,
+                                     position,
+                                     head,
+                                     heads,
+                                     part,
+                                     by_parts ? part + 1 : last,
+                                     by_parts ? *kept : NULL};
                 if (by_parts) *kept += state_floats(group * heads, a->head_dim);
             }
     }
@@ -441,7 +460,8 @@ static void join_items(const Run *run, long count) {
         const long rows = rows_a_head(a, first) * first->kv_heads;
         float *values = first->kept, *totals = values + rows * width, *best = totals + rows;
         for (; i + 1 < count && run->items[i + 1].kept && run->items[i + 1].row == first->row &&
-               run->items[i + 1].kv_head == first->kv_head; i++) {
+               run->items[i + 1].kv_head == first->kv_head;
+             i++) {
             const float *next = run->items[i + 1].kept;
             for (long r = 0; r < rows; r++)
                 join(&best[r], &totals[r], values + r * width, next[rows * (width + 1) + r], next[rows * width + r],

@@ -15,11 +15,11 @@ typedef struct {
 } Attention;
 
 typedef struct {
-    const float *query;  /* [T, heads, head_dim], tokens query_stride apart */
+    const float *query; /* [T, heads, head_dim], tokens query_stride apart */
     long query_stride;
-    float *out;          /* [T, heads, head_dim], contiguous */
-    const void *key;     /* [blocks, kv_heads, head_dim, block_size]: a vector holds one element of neighbouring keys */
-    const void *value;   /* [blocks, block_size, kv_heads, head_dim] */
+    float *out;        /* [T, heads, head_dim], contiguous */
+    const void *key;   /* [blocks, kv_heads, head_dim, block_size]: a vector holds one element of neighbouring keys */
+    const void *value; /* [blocks, block_size, kv_heads, head_dim] */
     long rows;
     const int64_t *query_start; /* [rows + 1] */
     const int64_t *contexts;    /* [rows] tokens in the cache, this step's included */

@@ -8,6 +8,9 @@
 /* Vectors of a half: a panel is taken as so many pairs of vectors, one in each half. */
 #define PAIRS (HALF / LANES)
 
+/* Where pair p of neighbouring panels begins, with panels `panel` apart and columns `column`. */
+INLINE long pair_place(long panel, long column, long p) { return p / PAIRS * panel + p % PAIRS * LANES * column; }
+
 /* Rows in blocks as equal as can be: the first `larger` hold a row more than `least`. */
 typedef struct {
     long count, least, larger;

@@ -22,11 +22,6 @@
 /* Blocks of rows that pass a panel before the next. */
 #define BAND_BLOCKS (192 / MAX_ROWS)
 
-/* Where pair p of neighbouring panels begins. */
-INLINE const char *pair_at(const int kind, const char *panels, long panel_bytes, long p) {
-    return panels + p / PAIRS * panel_bytes + p % PAIRS * LANES * (kind == FLOAT16 ? 2 : 4);
-}
-
 /* Row k of a pair. A bfloat16 panel holds both columns of a pair in one word. */
 INLINE void weights(const int kind, const void *panel, long k, vf *low, vf *high) {
     if (kind == FLOAT32) {
@@ -96,7 +91,7 @@ INLINE void tile(const int kind, const int ahead, const int rows, const int coun
     for (long k = 0; k < s.inputs; k++, x0++, x3++, x6++, x9++) {
 #pragma GCC unroll 4
         for (int c = 0; c < count; c++) {
-            const char *from = pair_at(kind, s.panels, s.panel_bytes, pair + c);
+            const char *from = s.panels + pair_place(s.panel_bytes, kind == FLOAT16 ? 2 : 4, pair + c);
             vf a, b;
             if (ahead) ask(kind, from, k + ahead);
             weights(kind, from, k, &a, &b);
@@ -113,7 +108,7 @@ INLINE void tile(const int kind, const int ahead, const int rows, const int coun
 #pragma GCC unroll 4
         for (int c = 0; c < count; c++) {
             const int i = c * rows + r;
-            const long at = (pair + c) / PAIRS * PANEL + (pair + c) % PAIRS * LANES;
+            const long at = pair_place(PANEL, 1, pair + c);
             if (s.from) {
                 const float *from = s.from + r * s.from_stride + at;
                 low[i] += load(from);
@@ -176,7 +171,8 @@ static float *place(const Product *p, long row, long panel) { return p->out + ro
 /* Sums of a block by `count` panels, rows `stride` apart. */
 static void finish_block(const Product *p, Rows block, long panel, long count, const float *sums, long stride) {
     for (int r = 0; r < block.rows; r++)
-        for (long c = 0; c < count; c++) finish(p->linear, p->out + (block.first + r) * p->out_stride, panel + c, sums + r * stride + c * PANEL);
+        for (long c = 0; c < count; c++)
+            finish(p->linear, p->out + (block.first + r) * p->out_stride, panel + c, sums + r * stride + c * PANEL);
 }
 
 static Rows block_of(const Product *p, long index) {
@@ -192,7 +188,8 @@ static long begin_of(long inputs, long index) { return inputs * index / stretche
 /* The stretch first .. last - 1 of a block: to the sums that are kept, or with the last one, if it may, to the result. */
 static Stretch stretch_of(const Product *p, Rows block, long panel, long first, long last, float *kept, long stride,
                           bool direct) {
-    Stretch s = {.inputs = last - first, .from = first ? kept : NULL, .from_stride = stride, .to = kept, .to_stride = stride};
+    Stretch s = {
+        .inputs = last - first, .from = first ? kept : NULL, .from_stride = stride, .to = kept, .to_stride = stride};
     if (last == p->linear->inputs) {
         expect(p->linear, p->out + block.first * p->out_stride, p->out_stride, block.rows, panel);
         if (direct) {
@@ -222,7 +219,8 @@ static void multiply_band(const Product *p, const char *panels, long panel_bytes
     const bool widened = kind == FLOAT16 && last_block - first_block >= WIDEN;
     for (long i = 0; i < stretches(inputs); i++) {
         const long begin = begin_of(inputs, i), end = begin_of(inputs, i + 1);
-        for (long c = 0; widened && c < count; c++) widen(panels + c * panel_bytes, begin, end, wide + c * STRETCH * PANEL);
+        for (long c = 0; widened && c < count; c++)
+            widen(panels + c * panel_bytes, begin, end, wide + c * STRETCH * PANEL);
         for (long b = first_block; b < last_block; b++) {
             Rows block = block_of(p, b);
             Stretch s = stretch_of(p, block, panel, begin, end, sums + (block.first - origin) * stride, stride, direct);
@@ -268,7 +266,8 @@ long linear_panels_a_chunk(long panels, long threads) {
     return best;
 }
 
-int linear_run(Pool *pool, const Linear *linear, const float *x, long x_stride, long rows, float *out, long out_stride) {
+int linear_run(Pool *pool, const Linear *linear, const float *x, long x_stride, long rows, float *out,
+               long out_stride) {
     Product p = {.linear = linear, .x = x, .x_stride = x_stride, .out = out, .out_stride = out_stride};
     if (rows == 0) return 0;
     if (linear->kind == INT8) return linear_int8_run(pool, linear, x, x_stride, rows, out, out_stride);

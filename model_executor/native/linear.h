@@ -19,8 +19,8 @@ enum { INT8 = 3 };
 enum { PLAIN = 0, GATED_SILU = 1, GATED_GELU_TANH = 2 };
 
 typedef struct {
-    long inputs;        /* K */
-    long outputs;       /* N, with GATED_* the columns of gate and up together */
+    long inputs;  /* K */
+    long outputs; /* N, with GATED_* the columns of gate and up together */
     long kind;
     long finish;
     const void *panels; /* [ceil(N / 32), K, 32]; columns beyond N are zeros */

@@ -20,11 +20,7 @@
 #define TURNED 64
 #define PARTS (TURNED / LANES)
 #define MAX_GROUP_INPUTS 256
-#if defined(__AVX512F__)
-#define MAX_ROWS 12
-#else
-#define MAX_ROWS 4
-#endif
+#define MAX_ROWS (REGISTERS == 32 ? 12 : 4)
 /* Words that hold four inputs of a row: one of bytes where they are multiplied as such; else one of inputs 0 and 2 and
  * one of 1 and 3, 16 bits each. */
 #if defined(__AVX512VNNI__)
@@ -134,8 +130,8 @@ typedef struct {
     const float *x;
     long x_stride, rows;
     Blocks blocks;
-    quad *words;                /* blocks of rows, each [K / 4, rows, WORDS] */
-    float *scale;               /* blocks of rows, each [groups, rows] */
+    quad *words;  /* blocks of rows, each [K / 4, rows, WORDS] */
+    float *scale; /* blocks of rows, each [groups, rows] */
     float *out;
     long out_stride, panels, group;
 } Product;
@@ -196,22 +192,17 @@ static void pack_block(void *context, long chunk, int thread) {
     }
 }
 
-/* Where pair p of neighbouring panels begins in the panels, and in sums that stand as [panel, row, 32]. */
-INLINE long panel_place(long stride, long p) { return p / PAIRS * stride + p % PAIRS * LANES * 4; }
-
-INLINE long sums_place(long rows, long p) { return p / PAIRS * rows * PANEL + p % PAIRS * LANES; }
-
 /* `rows` rows by `count` pairs from one on whose number is a multiple of that; added to the sums. */
 INLINE void tile(const int rows, const int count, const Rows block, const char *panels, long inputs, long pair,
                  float *sums) {
     const long stride = panel_bytes(inputs), group = group_of(inputs);
-    panels += panel_place(stride, pair);
-    sums += sums_place(rows, pair);
+    panels += pair_place(stride, 4, pair);
+    sums += pair_place(rows * PANEL, 1, pair);
     for (long g = 0; g < inputs / group; g++) {
         vi low[MAX_ROWS], high[MAX_ROWS];
 #pragma GCC unroll 4
         for (int c = 0; c < count; c++) {
-            const int32_t *begin = begins(panels + panel_place(stride, c), inputs) + g * PANEL;
+            const int32_t *begin = begins(panels + pair_place(stride, 4, c), inputs) + g * PANEL;
 #pragma GCC unroll 12
             for (int r = 0; r < rows; r++) {
                 low[c * rows + r] = load_int(begin);
@@ -223,7 +214,7 @@ INLINE void tile(const int rows, const int count, const Rows block, const char *
         for (long q = 0; q < group / 4; q++, x += rows * WORDS, w += PANEL * 4) {
 #pragma GCC unroll 4
             for (int c = 0; c < count; c++) {
-                const char *from = w + panel_place(stride, c);
+                const char *from = w + pair_place(stride, 4, c);
                 __builtin_prefetch(from + AHEAD * PANEL * 4, 0, 3);
                 __builtin_prefetch(from + AHEAD * PANEL * 4 + 64, 0, 3);
                 const vi a = load_int(from), b = load_int(from + HALF * 4);
@@ -238,7 +229,7 @@ INLINE void tile(const int rows, const int count, const Rows block, const char *
         for (int c = 0; c < count; c++)
 #pragma GCC unroll 12
             for (int r = 0; r < rows; r++) {
-                float *to = sums + sums_place(rows, c) + r * PANEL;
+                float *to = sums + pair_place(rows * PANEL, 1, c) + r * PANEL;
                 const float scale = block.scale[g * rows + r];
                 store(to, load(to) + __builtin_convertvector(low[c * rows + r], vf) * scale);
                 store(to + HALF, load(to + HALF) + __builtin_convertvector(high[c * rows + r], vf) * scale);
@@ -269,7 +260,7 @@ INLINE void tiles(const Product *p, const int rows, const int at_once, const Row
 
 static void by_rows(const Product *p, Rows block, const char *panels, long panel, long count) {
     switch (block.rows) {
-#if defined(__AVX512F__)
+#if REGISTERS == 32
     case 1: tiles(p, 1, 4, block, panels, panel, count); break;
     case 2: tiles(p, 2, 4, block, panels, panel, count); break;
     case 3: tiles(p, 3, 3, block, panels, panel, count); break;

@@ -72,8 +72,8 @@ int program_run(Pool *pool, const Operation *operations, long count, const Input
         case HEADS: run_heads(pool, o, inputs); break;
         case ATTENTION: failed = run_attention(pool, o, inputs); break;
         default:
-            failed = linear_run(pool, o->kernel, o->in, o->in_stride, o->what == HEAD ? inputs->samples : inputs->tokens,
-                                o->out, o->out_stride);
+            failed = linear_run(pool, o->kernel, o->in, o->in_stride,
+                                o->what == HEAD ? inputs->samples : inputs->tokens, o->out, o->out_stride);
         }
         if (failed) return -1;
     }

@@ -7,8 +7,8 @@
 #include "pool.h"
 
 typedef struct {
-    float *x;           /* [rows, width]; the sum with `add` is written back */
-    const float *add;   /* [rows, width], or NULL */
+    float *x;         /* [rows, width]; the sum with `add` is written back */
+    const float *add; /* [rows, width], or NULL */
     const float *weight;
     float *out;
     long rows, width;
@@ -24,14 +24,14 @@ typedef struct {
     long stride;
     long tokens;
     long heads, kv_heads, head_dim;
-    long turned;                 /* elements of a head that are rotated, even; 0: none */
-    const float *cosine, *sine;  /* [positions, turned / 2] */
-    const int64_t *positions;    /* [T] */
+    long turned;                        /* elements of a head that are rotated, even; 0: none */
+    const float *cosine, *sine;         /* [positions, turned / 2] */
+    const int64_t *positions;           /* [T] */
     const float *query_norm, *key_norm; /* [head_dim], or NULL */
     float norm_offset, norm_eps;
-    void *key, *value;           /* caches as of attention.h */
+    void *key, *value; /* caches as of attention.h */
     long block_size, kind;
-    const int64_t *slots;        /* [T] block * block_size + place in the block */
+    const int64_t *slots; /* [T] block * block_size + place in the block */
 } Heads;
 
 /* Norm and rotation of queries and keys; keys and values into the cache. */
