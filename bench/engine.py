@@ -1,4 +1,4 @@
-"""Loads on the engine without HTTP: through the Python client over ZeroMQ, in this process."""
+"""Loads on a server of our own, from this process: over ZeroMQ with the Python client, or through HTTP."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from msgspec import Struct, to_builtins
 from bench.answer import Answer
 from bench.load import Load, Send, run_load
 from bench.prompts import Request
-from bench.target import served
+from bench.serve import COMPLETIONS, Endpoint
+from bench.target import model_name, served
 from engine_core.wire.sampling import SamplingParams
 from frontend.async_client import AsyncClient
 from frontend.errors import EngineDead, GenerationError, RequestRejected
@@ -28,16 +29,17 @@ class Engine(Struct, frozen=True):
     """A server that takes loads over ZeroMQ.
 
     Attributes:
-        send: sends one request and fills in its answer.
+        send: sends one request over ZeroMQ and fills in its answer; send_http: the same through HTTP.
         kernels: that it chose, as in /reports/kernels.
     """
 
     send: Send
+    send_http: Send
     kernels: object
 
-    async def at_once(self, requests: Sequence[Request], on_done: Callable[[], None] = lambda: None) -> Load:
+    async def at_once(self, requests: Sequence[Request], *, http: bool = False) -> Load:
         """All requests together."""
-        return await run_load(self.send, requests, [0.0] * len(requests), None, on_done)
+        return await run_load(self.send_http if http else self.send, requests, [0.0] * len(requests), None)
 
 
 def with_engine(words: str, flags: Sequence[str], work: Callable[[Engine], Awaitable[T]]) -> T:
@@ -51,18 +53,19 @@ def with_engine(words: str, flags: Sequence[str], work: Callable[[Engine], Await
     model, given = served(words)
     with OwnServer(model, [*given, *flags]) as server:
         server.wait_ready()
-        found: T = uvloop.run(_connected(server.socket, work))
+        endpoint = Endpoint(server.url, COMPLETIONS, model_name(server.url))
+        found: T = uvloop.run(_connected(server.socket, endpoint, work))
         return found
 
 
-async def _connected(socket: Path, work: Callable[[Engine], Awaitable[T]]) -> T:
-    async with await AsyncClient.connect(socket, name="bench") as client:
+async def _connected(socket: Path, endpoint: Endpoint, work: Callable[[Engine], Awaitable[T]]) -> T:
+    async with endpoint.sender() as send_http, await AsyncClient.connect(socket, name="bench") as client:
         ready = await client.wait_ready(READY_S)
 
         async def send(request: Request, answer: Answer) -> None:
             await _stream(client, request, answer)
 
-        return await work(Engine(send, to_builtins(ready.kernels)))
+        return await work(Engine(send, send_http, to_builtins(ready.kernels)))
 
 
 async def _stream(client: AsyncClient, request: Request, answer: Answer) -> None:

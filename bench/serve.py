@@ -7,7 +7,7 @@ import asyncio
 import contextlib
 import math
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,7 +20,7 @@ from bench.answer import Answer
 from bench.arrivals import Pace, starts
 from bench.errors import LoadFailed, UsageError
 from bench.http_client import HttpClient
-from bench.load import Load, run_load
+from bench.load import Load, Send, run_load
 from bench.options import add_output_flags, add_shape_flags, columns, command_line, deliver, settings, shape_of
 from bench.prompts import Request, Shape, as_text, conversation_requests, digest, random_requests
 from bench.record import make_record
@@ -84,6 +84,20 @@ class Endpoint(Struct, frozen=True):
             fields["prompt"] = request.prompt
         return msgspec.json.encode(fields | self.extra)
 
+    @contextlib.asynccontextmanager
+    async def sender(self) -> AsyncIterator[Send]:
+        """What sends one request and fills in its answer; connections are closed with the block."""
+        client = HttpClient(self.url, self.path, self.api_key)
+
+        async def send(request: Request, answer: Answer) -> None:
+            await client.stream(self.body(request), answer, self.deadline_s)
+
+        try:
+            yield send
+        finally:
+            client.close()
+            await asyncio.sleep(0)  # Closed transports leave the loop.
+
 
 class Run(Struct, frozen=True):
     """One run on an endpoint.
@@ -112,20 +126,12 @@ class Run(Struct, frozen=True):
         return load
 
     async def _measure(self, endpoint: Endpoint) -> Load:
-        client = HttpClient(endpoint.url, endpoint.path, endpoint.api_key)
-
-        async def send(request: Request, answer: Answer) -> None:
-            await client.stream(endpoint.body(request), answer, endpoint.deadline_s)
-
-        try:
+        async with endpoint.sender() as send:
             if self.warmup:
                 await run_load(send, self.warmup, [0.0] * len(self.warmup), self.max_concurrency)
             due = starts(self.pace, len(self.requests), self.seed)
             with tqdm(total=len(self.requests), unit="request", file=sys.stderr, disable=None) as bar:
                 return await run_load(send, self.requests, due, self.max_concurrency, lambda: _step(bar))
-        finally:
-            client.close()
-            await asyncio.sleep(0)  # Closed transports leave the loop.
 
 
 def _step(bar: tqdm[Any]) -> None:

@@ -12,6 +12,7 @@ import pytest
 from bench.__main__ import main
 from bench.record import read_record
 from bench.startup import drop_from_page_cache
+from bench.throughput import is_http
 from model_executor.weights.page_cache import resident_share
 
 SIZES = ["--random-input-len", "12", "--random-output-len", "16", "--vocab", "126"]
@@ -36,6 +37,22 @@ def test_throughput(modelless: Path, tmp_path: Path, capsys: pytest.CaptureFixtu
     record = read_record(out)
     assert [len(loads) for loads in record.raw] == [2, 2]
     assert record.kernels[0]["chosen"] == "fake"
+
+
+def test_throughput_tells_what_http_leaves(modelless: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "record.json"
+    words = ["--serve", str(modelless), "--num-prompts", "4", "--repeats", "3", "--http", "--result-file", str(out)]
+    (found,) = results(capsys, "throughput", *SIZES, *words)
+    assert 0 < found["http_share_low"] <= found["http_share"] <= found["http_share_high"]
+    (loads,) = read_record(out).raw
+    assert len(loads) == 6
+    assert all(load["output_lens"] == [16] * 4 for load in loads)
+
+
+def test_loads_through_http_are_as_often_first_as_second() -> None:
+    order = [is_http(index, sides=2) for index in range(8)]
+    assert order == [False, True, True, False] * 2
+    assert not any(is_http(index, sides=1) for index in range(8))
 
 
 def test_a_load_on_an_own_server_knows_its_tokenizer(modelless: Path, capsys: pytest.CaptureFixture[str]) -> None:
