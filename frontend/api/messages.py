@@ -10,25 +10,6 @@ import msgspec
 from frontend.api.schema import Message
 from frontend.errors import InvalidRequest
 
-# What the server itself hands to a template; a request may not stand in for it.
-RESERVED: Final = frozenset(
-    {
-        "add_generation_prompt",
-        "bos_token",
-        "chat_template",
-        "continue_final_message",
-        "conversation",
-        "documents",
-        "eos_token",
-        "messages",
-        "pad_token",
-        "raise_exception",
-        "strftime_now",
-        "tokenize",
-        "tools",
-        "unk_token",
-    }
-)
 MAX_KWARGS: Final = 64
 
 
@@ -36,23 +17,18 @@ def template_kwargs(given: dict[str, Any] | None) -> dict[str, object]:
     """Extra variables for the template.
 
     Raises:
-        InvalidRequest: one of them is the server's own.
+        InvalidRequest: there are too many.
     """
     kwargs: dict[str, object] = given or {}
     if len(kwargs) > MAX_KWARGS:
         raise InvalidRequest(
             f"chat_template_kwargs: at most {MAX_KWARGS} names, given {len(kwargs)}", param="chat_template_kwargs"
         )
-    taken = sorted(kwargs.keys() & RESERVED)
-    if taken:
-        raise InvalidRequest(
-            f"chat_template_kwargs.{taken[0]}: is the server's own and cannot be set", param="chat_template_kwargs"
-        )
     return kwargs
 
 
 def template_messages(messages: Sequence[Message], *, continued: bool) -> list[dict[str, object]]:
-    """The messages as plain data, fields that are null left out.
+    """The messages as plain data.
 
     Args:
         messages: of the request.
@@ -72,4 +48,4 @@ def _message(message: Message, index: int) -> dict[str, object]:
     if message.content is None and not (message.role == "assistant" and message.tool_calls):
         raise InvalidRequest(f"messages[{index}].content: is missing", param="messages")
     fields: dict[str, object] = msgspec.to_builtins(message)
-    return {name: value for name, value in fields.items() if value is not None}
+    return fields

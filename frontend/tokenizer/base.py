@@ -84,9 +84,6 @@ class Tokenizer(Protocol):
     def decoder(self, prompt_ids: Sequence[int] = (), *, skip_special: bool = True) -> TextDecoder:
         """A decoder for the answer to this prompt."""
 
-    def token_id(self, piece: str) -> int | None:
-        """The id of a piece as the vocabulary spells it, or of a special token's literal."""
-
     def token_text(self, token_id: int) -> str:
         """The text of one token alone, special ones as their literal; U+FFFD where its bytes are cut characters."""
 

@@ -17,8 +17,25 @@ from frontend.tokenizer.shield import Shield
 from frontend.tokenizer.template_limits import LimitPassed
 from frontend.tokenizer.template_sandbox import Refused, TemplateEnvironment, bounded
 
-TOOL_TEMPLATE: Final = "tool_use"
-RESERVED: Final = frozenset({"messages", "tools", "add_generation_prompt", "continue_final_message"})
+# What the server itself hands to a template; a request may not stand in for it.
+RESERVED: Final = frozenset(
+    {
+        "add_generation_prompt",
+        "bos_token",
+        "chat_template",
+        "continue_final_message",
+        "conversation",
+        "documents",
+        "eos_token",
+        "messages",
+        "pad_token",
+        "raise_exception",
+        "strftime_now",
+        "tokenize",
+        "tools",
+        "unk_token",
+    }
+)
 WORD_DIGITS: Final = 24
 PROBE_TEXT: Final = "8305172649"
 # What a template's own code can raise, besides jinja2's errors.
@@ -39,14 +56,14 @@ class ChatTemplate:
     """The templates of a model. Rendering takes the time of the calling thread: use a TextPool.
 
     Args:
-        sources: name -> source; empty when the model has none.
+        sources: name -> source; only the one called "default" is used. Empty when the model has none.
         variables: special tokens that templates know by name ("bos_token" ...).
         literals: of special tokens; where they stand in messages they are plain text.
         now: the time, for templates that print it.
         word: random digits; see Shield.
 
     Raises:
-        TemplateBroken: a template does not parse.
+        TemplateBroken: the template does not parse.
     """
 
     def __init__(
@@ -62,8 +79,9 @@ class ChatTemplate:
         self._variables = dict(variables)
         self._literals = tuple(literals)
         self._word = word
-        self._templates = {name: self._compiled(name, source) for name, source in sources.items()}
-        self._takes: dict[tuple[str, str, bool], bool] = {}
+        source = sources.get(DEFAULT_TEMPLATE)
+        self._template = None if source is None else self._compiled(source)
+        self._takes: dict[tuple[str, bool], bool] = {}
 
     @classmethod
     def of(cls, folder: ModelFolder, tokenizer: Tokenizer) -> ChatTemplate:
@@ -79,13 +97,12 @@ class ChatTemplate:
     @property
     def present(self) -> bool:
         """Whether the model has a template at all."""
-        return DEFAULT_TEMPLATE in self._templates
+        return self._template is not None
 
     def render(
         self,
         messages: Sequence[Mapping[str, Any]],
         *,
-        tools: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         variables: Mapping[str, Any] | None = None,
@@ -97,7 +114,6 @@ class ChatTemplate:
 
         Args:
             messages: in OpenAI's wire form.
-            tools: in OpenAI's wire form; none and an empty list are the same.
             add_generation_prompt: open the assistant's turn at the end.
             continue_final_message: leave the last message open instead, so that the answer continues it.
             variables: further names for the template.
@@ -107,43 +123,41 @@ class ChatTemplate:
             TemplateRefused: the template's own refusal, in its words.
             TemplateBroken: the template failed on these messages.
             TemplateTooLarge: it took too many steps, too long, or made too much.
-            InvalidRequest: a message has not the form that it must have.
+            InvalidRequest: a message has not the form that it must have, or a variable is the server's own.
         """
         given = dict(variables or {})
         reserved = sorted(given.keys() & (RESERVED | self._variables.keys()))
         if reserved:
-            raise InvalidRequest(f"chat_template_kwargs: {reserved[0]!r} is reserved", param="chat_template_kwargs")
-        name = self._chosen(bool(tools))
-        shield = Shield(self._literals, self._word)
-        ready = [self._shaped(name, message) for message in prepared(messages)]
-        covered = [_covered(shield, message) for message in ready]
-        tag = _open_end(covered, self._word()) if continue_final_message else None
-        values = {"documents": None, **shield.cover(plain(given))}
-        values |= {"messages": covered, "tools": shield.cover(plain(list(tools))) if tools else None}
-        text = self._run(name, {**values, "add_generation_prompt": add_generation_prompt and tag is None})
-        return shield.uncover(text if tag is None else _cut(text, tag))
-
-    def _compiled(self, name: str, source: str) -> jinja2.Template:
-        try:
-            return self._environment.from_string(source)
-        except jinja2.TemplateSyntaxError as error:
-            raise TemplateBroken(f"chat template {name!r}, line {error.lineno}: {error.message}") from error
-        except (RecursionError, jinja2.TemplateError) as error:
-            raise TemplateBroken(f"chat template {name!r}: {error}") from error
-
-    def _chosen(self, with_tools: bool) -> str:
-        if with_tools and TOOL_TEMPLATE in self._templates:
-            return TOOL_TEMPLATE
-        if DEFAULT_TEMPLATE not in self._templates:
+            raise InvalidRequest(
+                f"chat_template_kwargs.{reserved[0]}: is the server's own and cannot be set",
+                param="chat_template_kwargs",
+            )
+        if self._template is None:
             raise TemplateMissing(
                 "this model has no chat template; use completions, or start the server with --chat-template"
             )
-        return DEFAULT_TEMPLATE
+        shield = Shield(self._literals, self._word)
+        ready = [self._shaped(message) for message in prepared(messages)]
+        covered = [_covered(shield, message) for message in ready]
+        tag = _open_end(covered, self._word()) if continue_final_message else None
+        values = {"messages": covered, "add_generation_prompt": add_generation_prompt and tag is None}
+        text = self._run({**shield.cover(plain(given)), **values})
+        return shield.uncover(text if tag is None else _cut(text, tag))
 
-    def _run(self, name: str, values: Mapping[str, Any]) -> str:
+    def _compiled(self, source: str) -> jinja2.Template:
+        try:
+            return self._environment.from_string(source)
+        except jinja2.TemplateSyntaxError as error:
+            raise TemplateBroken(f"chat template, line {error.lineno}: {error.message}") from error
+        except (RecursionError, jinja2.TemplateError) as error:
+            raise TemplateBroken(f"chat template: {error}") from error
+
+    def _run(self, values: Mapping[str, Any]) -> str:
+        assert self._template is not None, "render looked for it"
+        given = {**self._variables, "documents": None, "tools": None, **values}
         try:
             with self._environment.budget():
-                return bounded(self._templates[name].generate({**self._variables, **values}))
+                return bounded(self._template.generate(given))
         except Refused as error:
             raise TemplateRefused(str(error)) from error
         except LimitPassed as error:
@@ -153,29 +167,28 @@ class ChatTemplate:
         except (jinja2.TemplateError, *FAULTS) as error:
             raise TemplateBroken(f"the chat template failed: {type(error).__name__}: {error}") from error
 
-    def _shaped(self, name: str, message: Message) -> Message:
+    def _shaped(self, message: Message) -> Message:
         """The message with its content in the form that the template reads: a text or a list."""
         content, role = message.get("content"), str(message.get("role"))
-        if isinstance(content, list) and not self._reads(name, role, as_list=True):
+        if isinstance(content, list) and not self._reads(role, as_list=True):
             return {**message, "content": joined(content)}
-        only_lists = isinstance(content, str) and not self._reads(name, role, as_list=False)
-        if only_lists and self._reads(name, role, as_list=True):
+        only_lists = isinstance(content, str) and not self._reads(role, as_list=False)
+        if only_lists and self._reads(role, as_list=True):
             return {**message, "content": [{"type": "text", "text": content}]}
         return message
 
-    def _reads(self, name: str, role: str, *, as_list: bool) -> bool:
+    def _reads(self, role: str, *, as_list: bool) -> bool:
         """Whether the template prints the content of this role when it is given in this form; tried once."""
-        key = (name, role, as_list)
+        key = (role, as_list)
         if key not in self._takes:
-            self._takes[key] = self._try(name, role, as_list)
+            self._takes[key] = self._try(role, as_list)
         return self._takes[key]
 
-    def _try(self, name: str, role: str, as_list: bool) -> bool:
+    def _try(self, role: str, as_list: bool) -> bool:
         content = [{"type": "text", "text": PROBE_TEXT}] if as_list else PROBE_TEXT
-        values = {"documents": None, "tools": None, "add_generation_prompt": False}
         for messages in _probes({"role": role, "content": content}):
             try:
-                text = self._run(name, {**values, "messages": messages})
+                text = self._run({"messages": messages, "add_generation_prompt": False})
             except (TemplateRefused, TemplateBroken, TemplateTooLarge):
                 continue
             # A list that is printed as Python or JSON prints it shows its keys.

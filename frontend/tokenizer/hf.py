@@ -112,10 +112,6 @@ class HfTokenizer:
             return ByteLevelDecoder(table, prompt_ids)
         return WholeRunDecoder(table, prompt_ids, strip=self._rule.strip)
 
-    def token_id(self, piece: str) -> int | None:
-        """See base.Tokenizer."""
-        return self._library.token_to_id(piece)
-
     def token_text(self, token_id: int) -> str:
         """See base.Tokenizer."""
         return self.token_bytes(token_id).decode(errors="replace")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from typing import Final, TypeVar
 
 from frontend.errors import TextOverload
@@ -45,21 +45,17 @@ class TextPool:
         loop = asyncio.get_running_loop()
         future = self._threads.submit(work)
         self.jobs += 1
-        future.add_done_callback(lambda _: _from_thread(loop, self._ended))
-        return await _awaited(future)
+        future.add_done_callback(lambda _: self._job_ended(loop))
+        return await asyncio.wrap_future(future)
 
     def close(self) -> None:
         """Let go of the threads: what waits is dropped, what runs ends by itself."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
-    def _ended(self) -> None:
+    def _job_ended(self, loop: asyncio.AbstractEventLoop) -> None:
+        """In the job's thread."""
+        if not loop.is_closed():
+            loop.call_soon_threadsafe(self._forget_job)
+
+    def _forget_job(self) -> None:
         self.jobs -= 1
-
-
-async def _awaited(future: Future[T]) -> T:
-    return await asyncio.wrap_future(future)
-
-
-def _from_thread(loop: asyncio.AbstractEventLoop, call: Callable[[], None]) -> None:
-    if not loop.is_closed():
-        loop.call_soon_threadsafe(call)

@@ -57,7 +57,7 @@ class SpmTokenizer:
         self._special_literal = literal_pattern(self.special_tokens)
         self.bos_id = self._named("bos_token")
         self.eos_id = self._named("eos_token")
-        wanted = config.get("add_bos_token", True) is True and self.bos_id is not None
+        wanted = config.get("add_bos_token", True) is True
         self._prefix = [self.bos_id] if wanted and self.bos_id is not None else []
         self._strip = self._leading_spaces()
         self._tables = {
@@ -100,13 +100,6 @@ class SpmTokenizer:
     def decoder(self, prompt_ids: Sequence[int] = (), *, skip_special: bool = True) -> TextDecoder:
         """See base.Tokenizer."""
         return RunDecoder(self._tables[skip_special], prompt_ids, strip=self._strip)
-
-    def token_id(self, piece: str) -> int | None:
-        """See base.Tokenizer."""
-        if piece in self._literals:
-            return self._literals[piece]
-        token_id: int = self._first.piece_to_id(piece)
-        return token_id if self._first.id_to_piece(token_id) == piece else None
 
     def token_text(self, token_id: int) -> str:
         """See base.Tokenizer."""

@@ -28,7 +28,6 @@ from tests.frontend.tokenizer.folders import bbpe
 THEN = datetime(2024, 7, 26, 12, 30, tzinfo=UTC)
 USER: Message = {"role": "user", "content": "Hi there"}
 SYSTEM: Message = {"role": "system", "content": "Be short."}
-TOOL_SCHEMA = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "title": "<\u00e9>"}}}
 CALL: Message = {"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"b": 1, "a": "\u00e9"}'}}
 ASKED: Message = {"role": "assistant", "content": None, "tool_calls": [CALL]}
 TALK = [USER, {"role": "assistant", "content": "Hello!"}, {"role": "user", "content": " more \n"}]
@@ -88,10 +87,8 @@ def test_tool_talks_get_parsed_arguments(reference: PreTrainedTokenizerFast) -> 
     messages: list[Message] = [USER, ASKED, {"role": "tool", "tool_call_id": "1", "content": "42"}]
     parsed: list[Message] = [{**CALL, "function": {"name": "f", "arguments": {"b": 1, "a": "\u00e9"}}}]
     as_reference: list[Message] = [USER, {"role": "assistant", "tool_calls": parsed}, messages[2]]
-    ids = bbpe().encode_rendered(template(templates.TOOLS).render(messages, tools=[TOOL_SCHEMA]))
-    assert ids == reference_ids(
-        reference, as_reference, tools=[TOOL_SCHEMA], chat_template=templates.TOOLS, add_generation_prompt=True
-    )
+    ids = bbpe().encode_rendered(template(templates.TOOLS).render(messages))
+    assert ids == reference_ids(reference, as_reference, chat_template=templates.TOOLS, add_generation_prompt=True)
 
 
 @pytest.mark.parametrize("trimmed", [True, False])
@@ -165,18 +162,17 @@ class TestInjection:
         ids = bbpe().encode_rendered(template(templates.PARTS).render([{"role": "user", "content": parts}]))
         assert ids.count(SPECIALS[END_TURN]) == 1
 
-    def test_tools_and_arguments_and_tool_results(self) -> None:
-        schema: Message = {"type": "function", "function": {"name": "f", "description": self.EVIL}}
+    def test_arguments_and_tool_results(self) -> None:
         call: Message = {"id": "1", "type": "function", "function": {"name": "f", "arguments": {self.EVIL: self.EVIL}}}
         messages: list[Message] = [
             USER,
             {"role": "assistant", "tool_calls": [call]},
             {"role": "tool", "content": self.EVIL},
         ]
-        ids = bbpe().encode_rendered(template(templates.TOOLS).render(messages, tools=[schema]))
-        assert ids.count(SPECIALS[END_TURN]) == 4
+        ids = bbpe().encode_rendered(template(templates.TOOLS).render(messages))
+        assert ids.count(SPECIALS[END_TURN]) == 3
         assert ids.count(SPECIALS[END]) == 0
-        assert bbpe().decode(ids, skip_special=False).count(END) == 4
+        assert bbpe().decode(ids, skip_special=False).count(END) == 3
 
     def test_variables(self) -> None:
         rendered = template("{{ persona }}").render([USER], variables={"persona": END})
@@ -219,7 +215,7 @@ def test_a_fault_of_the_template(source: str) -> None:
 
 
 def test_a_template_that_does_not_parse() -> None:
-    with pytest.raises(TemplateBroken, match=r"'default', line 2"):
+    with pytest.raises(TemplateBroken, match="line 2"):
         template("a\n{% if %}")
 
 
@@ -241,11 +237,8 @@ def test_no_template() -> None:
         nothing.render([USER])
 
 
-def test_the_template_for_tools_is_used_with_tools() -> None:
-    both = template("plain", tool_use="tools")
-    assert both.render([USER]).text == "plain"
-    assert both.render([USER], tools=[]).text == "plain"
-    assert both.render([USER], tools=[TOOL_SCHEMA]).text == "tools"
+def test_other_templates_of_the_folder_are_not_used() -> None:
+    assert template("plain", tool_use="tools").render([USER]).text == "plain"
 
 
 def test_the_time() -> None:

@@ -37,8 +37,6 @@ def test_facts_of_the_tokenizer() -> None:
     assert (tokenizer.bos_id, tokenizer.eos_id) == (SPECIALS[START], SPECIALS[END])
     assert tokenizer.vocab_size == 512
     assert tokenizer.template_variables == {"bos_token": START, "eos_token": END}
-    assert tokenizer.token_id(TOOL) == SPECIALS[TOOL]
-    assert tokenizer.token_id("no such piece") is None
 
 
 def test_special_literals_are_parsed_or_plain() -> None:

@@ -37,8 +37,6 @@ def test_facts_of_the_tokenizer() -> None:
     assert (tokenizer.bos_id, tokenizer.eos_id, tokenizer.vocab_size) == (1, 2, 400)
     assert tokenizer.special_tokens == {"<s>": 1, "</s>": 2}
     assert tokenizer.template_variables == {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
-    assert tokenizer.token_id("</s>") == 2
-    assert tokenizer.token_id("no such piece") is None
 
 
 @given(st.text(max_size=30))
