@@ -152,11 +152,6 @@ class Generation:
         return self._stream.submit.request_id
 
     @property
-    def ended(self) -> bool:
-        """Whether the request has ended; some of the answer may still wait to be read."""
-        return self._stream.ended
-
-    @property
     def error(self) -> FrontendError | None:
         """What the next read raises, when the request has failed."""
         return self._stream.error
@@ -201,8 +196,7 @@ class Delta(Struct, frozen=True):
     Attributes:
         text: new text; empty only on the last Delta.
         token_ids: tokens whose text is part of the answer now; a token is listed when its first character is.
-        pieces: the text that each of them made certain ("" for part of a character, or a token without text).
-        offsets: where in the answer's text each piece begins, in characters.
+        offsets: where in the answer's text that of each of them begins, in characters.
         logprobs: one per token, if asked for.
         finish: set on the last Delta.
         stop_reason: the stop string, or the id out of stop_token_ids, that ended the answer.
@@ -213,7 +207,6 @@ class Delta(Struct, frozen=True):
 
     text: str
     token_ids: list[int]
-    pieces: list[str]
     offsets: list[int]
     logprobs: list[TokenLogprobs] | None
     finish: FinishReason | None
@@ -335,7 +328,6 @@ class TextGeneration:
         return Delta(
             text=released,
             token_ids=[token.token_id for token in tokens],
-            pieces=[token.text for token in tokens],
             offsets=[token.offset for token in tokens],
             logprobs=logprobs,
             finish=finish,

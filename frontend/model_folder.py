@@ -37,7 +37,6 @@ class ModelFolder:
         path: the folder.
         eos_token_ids: of generation_config.json, else of config.json; the tokenizer's own comes in addition
             (end_ids).
-        vocab_size: rows of the embedding, where config.json names them at the top or in text_config.
         chat_templates: name -> source; the one called "default" is used unless a request needs another.
         template_origin: where the default template was found, for messages; "" without one.
         tokenizer_config: tokenizer_config.json; empty when there is none.
@@ -45,7 +44,6 @@ class ModelFolder:
 
     path: Path
     eos_token_ids: tuple[int, ...]
-    vocab_size: int | None
     chat_templates: Mapping[str, str]
     template_origin: str
     tokenizer_config: Mapping[str, Any]
@@ -77,7 +75,6 @@ class ModelFolder:
         return cls(
             path=path,
             eos_token_ids=_eos_token_ids(path, generation, config),
-            vocab_size=_vocab_size(config),
             chat_templates=MappingProxyType(templates),
             template_origin=origin,
             tokenizer_config=MappingProxyType(tokenizer_config),
@@ -153,15 +150,6 @@ def _eos_token_ids(path: Path, generation: Mapping[str, Any], config: Mapping[st
             raise ModelFolderError(path / name, f"eos_token_id: must be an id or a list of ids, is {value!r}")
         return tuple(dict.fromkeys(ids))
     return ()
-
-
-def _vocab_size(config: Mapping[str, Any]) -> int | None:
-    text_config = config.get("text_config")
-    for source in (config, text_config if isinstance(text_config, dict) else {}):
-        value = source.get("vocab_size")
-        if type(value) is int and value > 0:
-            return value
-    return None
 
 
 def tokenizer_files(path: Path) -> tuple[Path | None, Path | None]:

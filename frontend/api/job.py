@@ -53,14 +53,13 @@ class Collected:
     Attributes:
         choice: it belongs to.
         texts: pieces of its text.
-        token_ids: of its tokens; pieces: the text each made certain; offsets: where that begins, in characters.
+        token_ids: of its tokens; offsets: where the text of each begins, in characters.
         logprobs: one for each token, when asked for.
     """
 
     choice: Choice
     texts: list[str] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
-    pieces: list[str] = field(default_factory=list)
     offsets: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
 
@@ -68,7 +67,6 @@ class Collected:
         """Take what a delta brought."""
         self.texts.append(delta.text)
         self.token_ids.extend(delta.token_ids)
-        self.pieces.extend(delta.pieces)
         self.offsets.extend(delta.offsets)
         self.logprobs.extend(delta.logprobs or ())
 

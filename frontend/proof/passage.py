@@ -7,7 +7,6 @@ from pathlib import Path
 
 from engine_core.wire.evidence import Passage
 from frontend.errors import UsageError
-from frontend.tokenizer.base import Tokenizer
 from frontend.tokenizer.load import load_tokenizer
 
 # Characters of the text that are tokenized for each token wanted: more than any tokenizer's average.
@@ -33,7 +32,7 @@ def read_passage(model: Path, text: Path | None, tokens: int) -> Passage:
     if len(token_ids) < tokens:
         raise UsageError(f"--text: {source}: {len(token_ids)} tokens, --tokens asks for {tokens}")
     digest = hashlib.sha256(content.encode()).hexdigest()
-    return Passage(source, digest, prefix_of(tokenizer), token_ids, tokenizer.vocab_size)
+    return Passage(source, digest, tokenizer.encode(""), token_ids, tokenizer.vocab_size)
 
 
 def python_topics() -> str:
@@ -41,13 +40,6 @@ def python_topics() -> str:
     from pydoc_data.topics import topics
 
     return "".join(topics[name] for name in sorted(topics))
-
-
-def prefix_of(tokenizer: Tokenizer) -> list[int]:
-    """Special ids that stand before every text."""
-    plain = tokenizer.encode("a", add_special=False)
-    whole = tokenizer.encode("a", add_special=True)
-    return next((whole[:at] for at in range(len(whole)) if whole[at : at + len(plain)] == plain), [])
 
 
 def _content(path: Path) -> str:
