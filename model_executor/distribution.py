@@ -149,14 +149,24 @@ def largest(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """
     _check_logits(logits)
     values, ids = logits.topk(k, dim=-1)
-    crowded = (logits >= values[:, -1:]).sum(-1) > k
-    if bool(crowded.any()):
-        ordered = logits[crowded].sort(dim=-1, descending=True, stable=True)
-        values[crowded], ids[crowded] = ordered.values[:, :k], ordered.indices[:, :k]
-    by_id = ids.argsort(-1)
-    values, ids = values.gather(-1, by_id), ids.gather(-1, by_id)
+    if logits.device.type != "cpu":
+        ids = _first_ids(logits, values[:, -1:], k)
+    else:
+        crowded = (logits >= values[:, -1:]).sum(-1) > k
+        if bool(crowded.any()):
+            ordered = logits[crowded].sort(dim=-1, descending=True, stable=True)
+            ids[crowded] = ordered.indices[:, :k]
+        ids = ids.sort(-1).values
+    values = logits.gather(-1, ids)
     by_value = values.argsort(dim=-1, descending=True, stable=True)
     return values.gather(-1, by_value), ids.gather(-1, by_value)
+
+
+def _first_ids(logits: Tensor, border: Tensor, k: int) -> Tensor:
+    """Rising ids of the k largest logits, of which `border` [N, 1] is the least, without a word to the host."""
+    size = logits.shape[-1]
+    places = torch.arange(size, device=logits.device)
+    return torch.where(_with_first_equals(logits, border, k), places, size).topk(k, dim=-1, largest=False).values
 
 
 def _without_nan(logits: Tensor) -> Tensor:
@@ -182,7 +192,7 @@ def _keep_largest(logits: Tensor, count: Tensor, most: int) -> Tensor:
     return logits.masked_fill(~keep, float("-inf"))
 
 
-def _with_first_equals(logits: Tensor, border: Tensor, wanted: Tensor) -> Tensor:
+def _with_first_equals(logits: Tensor, border: Tensor, wanted: Tensor | int) -> Tensor:
     """bool [N, V]: what is above the border, and of what lies on it the first, so many as make `wanted` in all."""
     above, equal = logits > border, logits == border
     room = wanted - above.sum(-1, keepdim=True)

@@ -52,12 +52,12 @@ SECTIONS: Final = (
     Section("environment:environment", 20),
     Section("layers:layers", 55, shards=4),
     Section("kernels:attention", 80, shards=8),
-    Section("graphs:graphs", 50, shards=2),
+    Section("graphs:graphs", 55, shards=2),
     Section("streams:streams", 60),
     Section("sampling:sampling", 30),
     Section("speed:model", 110),
     Section("layers:layer_speed", 25),
-    Section("speed:kernel_speed", 40),
+    Section("speed:kernel_speed", 35),
 )
 # For this process: its imports, and the question whether there is a device.
 START_SECONDS: Final = 10.0

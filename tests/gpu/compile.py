@@ -1,7 +1,8 @@
 """Compiles the Triton kernels for a GPU that need not be there: `python -m tests.gpu.compile CAPABILITY SHAPES`.
 
-The launches are those of the product: its kernels run on CPU tensors with the launch replaced by a compilation. Each
-prints a line with what a program of it takes; the status is 1 when one does not fit the GPU.
+The launches are those of the product, on CPU tensors, through all of Triton's own path from the call to the loading of
+the program; only what stands for the driver of the GPU does nothing. Each program prints a line with what it takes; the
+status is 1 when one does not fit the GPU.
 """
 
 from __future__ import annotations
@@ -10,41 +11,44 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, get_args
 
 import torch
 import triton
-from torch import Tensor
 from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
+from triton.runtime import driver
 
 from model_executor.attention.triton_paged import Device, TritonPaged
-from model_executor.kernels import decode, gated, heads, norm, prefill
 from model_executor.layers.linear import LinearProblem
 from model_executor.layers.norm import NormProblem
 from model_executor.layers.triton_gated import TritonGate
 from model_executor.layers.triton_heads import TritonHeads
 from model_executor.layers.triton_norm import TritonNorm
-from model_executor.models.spec import NormSpec
+from model_executor.models.spec import Activation, NormSpec
+from tests.gpu.cases import SHAPES as SMALL_SHAPES
 from tests.gpu.cases import Shape, build
-from tests.gpu.layer_cases import HeadsShape, build_heads
+from tests.gpu.kernels import LARGE
+from tests.gpu.layer_cases import HEADS_SHAPES, HeadsShape, build_heads
+from tests.gpu.layers import SIZES
 
 WARP: Final = 32
 # What a program may take of shared memory, by compute capability.
 SHARED_MEMORY: Final = {80: 166_912, 86: 101_376, 89: 101_376, 90: 232_448, 100: 232_448, 120: 101_376}
-TYPES: Final = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16", torch.int64: "i64"}
 BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
 MIXED: Final = ((1000, 1), (0, 40))
-KERNELS: Final = (
-    (decode, ("decode_kernel", "join_kernel")),
-    (prefill, ("prefill_kernel",)),
-    (norm, ("norm_kernel",)),
-    (heads, ("heads_kernel",)),
-    (gated, ("gated_kernel",)),
-)
+DECODED: Final = tuple(tuple((50, 1) for _ in range(rows)) for rows in (8, 16, 32, 64, 128))
+
+
+def _checked() -> tuple[Shape, ...]:
+    """What scripts/gpu_check compiles, and the other splits of decode for more rows."""
+    drawn = [*LARGE, *SMALL_SHAPES, *(replace(shape, dtype=dtype) for shape in SMALL_SHAPES for dtype in (F32, BF16))]
+    splits = [Shape(rows, 32, 8, 128, dtype=BF16) for rows in DECODED]
+    return tuple(dict.fromkeys([*(replace(shape, rows=MIXED) for shape in drawn), *splits]))
+
 
 SHAPES: Final[dict[str, tuple[Shape, ...]]] = {
     "few": (Shape(MIXED, 32, 8, 128, dtype=BF16),),
@@ -60,6 +64,7 @@ SHAPES: Final[dict[str, tuple[Shape, ...]]] = {
         Shape(MIXED, 32, 8, 128),
         Shape(MIXED, 16, 8, 256),
     ),
+    "check": _checked(),
 }
 NORMS: Final[dict[str, tuple[NormProblem, ...]]] = {
     "few": (NormProblem("cuda", BF16, 4096, False, 1e-5),),
@@ -69,6 +74,12 @@ NORMS: Final[dict[str, tuple[NormProblem, ...]]] = {
         NormProblem("cuda", BF16, 5376, True, 1e-6),
         NormProblem("cuda", F16, 512, False, 1e-6),
         NormProblem("cuda", F32, 16384, True, 1e-6),
+    ),
+    "check": tuple(
+        NormProblem("cuda", dtype, size, offset, 1e-6)
+        for dtype, sizes in SIZES.items()
+        for size in sizes
+        for offset in (False, True)
     ),
 }
 HEADS: Final[dict[str, tuple[HeadsShape, ...]]] = {
@@ -80,6 +91,7 @@ HEADS: Final[dict[str, tuple[HeadsShape, ...]]] = {
         HeadsShape(32, 4, 128, BF16, rotary=128, norm=NormSpec(1e-6), kept=F16),
         HeadsShape(32, 32, 80, F16, rotary=32),
     ),
+    "check": HEADS_SHAPES,
 }
 GATES: Final[dict[str, tuple[LinearProblem, ...]]] = {
     "few": (LinearProblem("cuda", BF16, 4096, 28672, False, "silu"),),
@@ -90,62 +102,54 @@ GATES: Final[dict[str, tuple[LinearProblem, ...]]] = {
         LinearProblem("cuda", F16, 64, 200, False, "gelu"),
         LinearProblem("cuda", BF16, 64, 200, False, "relu"),
     ),
+    "check": tuple(
+        LinearProblem("cuda", dtype, 8, 5000, False, gate) for dtype in SIZES for gate in get_args(Activation)
+    ),
 }
 
 
-@dataclass(frozen=True)
-class Compiler:
-    """Stands in for a kernel: a launch becomes a compilation.
+class NoDriver:
+    """Stands for the driver of a GPU: launches go nowhere.
 
-    Attributes:
-        kernel: the kernel.
+    Args:
         capability: of the GPU, such as 90.
-        check: takes the kernel's name and what came out.
+        loaded: takes the name of each program, its bytes of shared memory, its threads and its binary.
     """
 
-    kernel: Any
-    capability: int
-    check: Callable[[str, Any], None]
+    def __init__(self, capability: int, loaded: Callable[[str, int, int, bytes], None]) -> None:
+        self.utils = self
+        self._target = GPUTarget("cuda", capability, WARP)
+        self._loaded = loaded
+        self._warps = 0
 
-    def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
-        assert 1 <= len(grid) <= 3
-        return self._compile
+    def get_current_target(self) -> GPUTarget:
+        """As Triton asks for it."""
+        return self._target
 
-    def _compile(self, *args: object, **options: Any) -> None:
-        names = self.kernel.arg_names
-        bound = dict(zip(names, args, strict=False)) | {name: options.pop(name) for name in names if name in options}
-        assert set(bound) == set(names), set(names) ^ set(bound)
-        params = {param.name: param for param in self.kernel.params}
-        constants = {name for name, param in params.items() if param.is_constexpr or _is_one(param, bound[name])}
-        signature = {name: "constexpr" if name in constants else _type(bound[name]) for name in names}
-        places = {name: (index,) for index, name in enumerate(names)}
-        known = [name for name in names if name not in constants and _divides(params[name], bound[name])]
-        source = ASTSource(
-            fn=self.kernel,
-            signature=signature,
-            constexprs={places[name]: bound[name] for name in constants},
-            attrs={places[name]: [["tt.divisibility", 16]] for name in known},
-        )
-        made = triton.compile(source, target=GPUTarget("cuda", self.capability, WARP), options=options)
-        self.check(self.kernel.fn.__name__, made)
+    def get_current_device(self) -> int:
+        """The first."""
+        return 0
 
+    def get_current_stream(self, device: int) -> int:
+        """The default one."""
+        return device
 
-def _type(value: object) -> str:
-    if isinstance(value, Tensor):
-        return "*" + TYPES[value.dtype]
-    assert isinstance(value, int | float)
-    return "fp32" if isinstance(value, float) else "i32"
+    def get_device_properties(self, device: int) -> dict[str, int]:
+        """No limit: what a program takes is told whether it fits or not."""
+        del device
+        return {"max_shared_mem": sys.maxsize}
 
+    def launcher_cls(self, source: object, metadata: Any) -> Callable[..., None]:
+        """What is called for a launch."""
+        del source
+        self._warps = metadata.num_warps
+        return lambda *_: None
 
-# What a launch specializes on: integers that are 1, and addresses and integers that divide by 16.
-def _is_one(param: Any, value: object) -> bool:
-    return isinstance(value, int) and value == 1 and not param.do_not_specialize
-
-
-def _divides(param: Any, value: object) -> bool:
-    if param.do_not_specialize or param.do_not_specialize_on_alignment:
-        return False
-    return isinstance(value, Tensor) or (isinstance(value, int) and value % 16 == 0)
+    def load_binary(self, name: str, cubin: bytes, shared: int, device: int) -> tuple[int, int, int, int, int]:
+        """Module, function, registers, spills and most threads."""
+        del device
+        self._loaded(name, shared, WARP * self._warps, cubin)
+        return 1, 1, 0, 0, 1024
 
 
 def resources(cubin: bytes) -> tuple[int, int]:
@@ -164,32 +168,36 @@ def main(capability: int, shapes: str) -> int:
     wrong = 0
     title = ""
 
-    def check(name: str, made: Any) -> None:
+    def loaded(name: str, shared: int, threads: int, cubin: bytes) -> None:
         nonlocal wrong
-        shared, (registers, stack) = made.metadata.shared, resources(made.asm["cubin"])
+        registers, stack = resources(cubin)
         bad = shared > SHARED_MEMORY[capability]
         wrong += bad
-        line = f"{'BAD' if bad else 'ok'} {name}: {title}: {WARP * made.metadata.num_warps} threads"
+        line = f"{'BAD' if bad else 'ok'} {name}: {title}: {threads} threads"
         print(f"{line}, {shared} bytes of shared memory, {registers} registers, {stack} of stack", flush=True)  # noqa: T201
 
-    for module, names in KERNELS:
-        for name in names:
-            setattr(module, name, Compiler(getattr(module, name), capability, check))
-    device = Device(processors=132, shared_memory=SHARED_MEMORY[capability])
-    for shape in SHAPES[shapes]:
-        title = str(shape)
-        case = build(shape, torch.device("cpu"), seed=0)
-        TritonPaged(replace(case.problem, device="cuda"), device).forward(case.query, case.cache, case.batch)
-    for norm_problem in NORMS[shapes]:
-        title = str(norm_problem)
-        _norm(norm_problem)
-    for heads_shape in HEADS[shapes]:
-        title = str(heads_shape)
-        _heads(heads_shape)
-    for gate_problem in GATES[shapes]:
-        title = str(gate_problem)
-        TritonGate(gate_problem)(torch.zeros(2, gate_problem.outputs, dtype=gate_problem.dtype))
+    driver.set_active(NoDriver(capability, loaded))
+    for about, launch in _launches(shapes, Device(processors=132, shared_memory=SHARED_MEMORY[capability])):
+        title = about
+        launch()
     return wrong
+
+
+def _launches(shapes: str, device: Device) -> Iterator[tuple[str, Callable[[], object]]]:
+    """All launches of a set, with what they are about."""
+    for shape in SHAPES[shapes]:
+        yield str(shape), partial(_attention, shape, device)
+    for norm in NORMS[shapes]:
+        yield str(norm), partial(_norm, norm)
+    for heads in HEADS[shapes]:
+        yield str(heads), partial(_heads, heads)
+    for gate in GATES[shapes]:
+        yield str(gate), partial(_gate, gate)
+
+
+def _attention(shape: Shape, device: Device) -> None:
+    case = build(shape, torch.device("cpu"), seed=0)
+    TritonPaged(replace(case.problem, device="cuda"), device).forward(case.query, case.cache, case.batch)
 
 
 def _norm(problem: NormProblem) -> None:
@@ -203,6 +211,10 @@ def _heads(shape: HeadsShape) -> None:
     case = build_heads(shape, 4, torch.device("cpu"), seed=0)
     kernel = TritonHeads(case.problem)
     kernel.forward(case.projected, case.rotation, case.layer.qk_norm, case.cache(), case.batch)
+
+
+def _gate(problem: LinearProblem) -> None:
+    TritonGate(problem)(torch.zeros(2, problem.outputs, dtype=problem.dtype))
 
 
 if __name__ == "__main__":

@@ -28,7 +28,7 @@ NOISE = 1e-5
 # The parts of a Llama-3-8B-shaped layer.
 HIDDEN, WIDTH = 4096, 14336
 HEADS = HeadsShape(32, 8, 128, BF16, rotary=128)
-ROWS = (1, 64, 8192)
+ROWS = (1, 64, 2048)
 Checks = Iterator[tuple[str, str | None]]
 # Checks that need the same compiled kernels.
 Unit = Callable[[torch.device], Checks]

@@ -34,9 +34,11 @@ def sampling(report: Report, shard: int, shards: int) -> None:
 
 
 def _check_waiting(report: Report, logits: torch.Tensor, vocab: int) -> None:
-    """Greedy rows, and drawn ones of few candidates, are chosen without a word to the host."""
+    """Greedy rows, drawn ones of few candidates and log-probabilities are found without a word to the host."""
     drawn = replace(_rows(len(logits), greedy=0.3), top_k=np.full(len(logits), 40))
-    for name, made in (("greedy", _rows(len(logits), greedy=1.0)), ("few candidates", drawn)):
+    told = replace(drawn, logprobs=np.full(len(logits), 5))
+    greedy = _rows(len(logits), greedy=1.0)
+    for name, made in (("greedy", greedy), ("few candidates", drawn), ("log-probabilities", told)):
         sample(logits, made, vocab)
         fault = None
         if report.device.type == "cuda":

@@ -147,6 +147,8 @@ def test_largest_against_the_reference(rows: list[list[float]], data: st.DataObj
     values, ids = distribution.largest(torch.tensor(rows), k)
     assert ids.tolist() == [reference.ranking(row)[:k] for row in rows]
     assert values.tolist() == [sorted(row, reverse=True)[:k] for row in rows]
+    # What a device takes for them.
+    assert distribution._first_ids(torch.tensor(rows), values[:, -1:], k).tolist() == ids.sort().values.tolist()
 
 
 @settings(max_examples=150, deadline=None)
