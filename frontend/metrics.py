@@ -27,24 +27,8 @@ FIRST_TOKEN_S: Final = (
     *(1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0, 160.0, 640.0, 2560.0),
 )
 TOKEN_S: Final = (
-    0.001,
-    0.0025,
-    0.005,
-    0.01,
-    0.025,
-    0.05,
-    0.075,
-    0.1,
-    0.15,
-    0.2,
-    0.3,
-    0.4,
-    0.5,
-    0.75,
-    1.0,
-    2.5,
-    5.0,
-    20.0,
+    *(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75),
+    *(1.0, 2.5, 5.0, 20.0),
 )
 REQUEST_S: Final = (
     *(0.01, 0.05, 0.1, 0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0),
@@ -197,9 +181,7 @@ class TokenCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """The families, for one reading."""
-        counter = CounterMetricFamily("tercet_generation_tokens", "Tokens in answers.", labels=["model_name"])
-        counter.add_metric([self._model], self._count)
-        yield counter
+        yield _counter(self._model, "generation_tokens", "Tokens in answers.", self._count)
         name, text = "tercet_inter_token_latency_seconds", "Between tokens of an answer."
         yield _histogram(self._model, name, text, TOKEN_S, self._gaps, self._seconds)
 
@@ -252,9 +234,7 @@ class RecoveryCollector(Collector):
             ("engine_restarts", "Engine cores that took the place of a lost one.", counts.engine_restarts),
             ("requests_recovered", "Open requests that went on after a loss, each time.", counts.requests),
         ):
-            counter = CounterMetricFamily(f"tercet_{name}", text, labels=["model_name"])
-            counter.add_metric([self._model], count)
-            yield counter
+            yield _counter(self._model, name, text, count)
         gauge = GaugeMetricFamily(
             "tercet_recovery_seconds",
             "From the latest loss of a process to its successor's readiness.",
@@ -287,9 +267,7 @@ class EngineCollector(Collector):
             gauge.add_metric([self._model], read(status))
             yield gauge
         for name, text, read in COUNTERS:
-            counter = CounterMetricFamily(f"tercet_{name}", text, labels=["model_name"])
-            counter.add_metric([self._model], read(status))
-            yield counter
+            yield _counter(self._model, name, text, read(status))
         yield from self._by_label(status)
         for name, bounds, counts, total in (
             ("engine_step_time_seconds", STEP_TIME_BOUNDS, status.step_time_buckets, status.step_time_s),
@@ -312,6 +290,12 @@ class EngineCollector(Collector):
             for reason, count in sorted(counts.items()):
                 family.add_metric([self._model, reason], count)
             yield family
+
+
+def _counter(model: str, name: str, text: str, count: float) -> Metric:
+    family = CounterMetricFamily(f"tercet_{name}", text, labels=["model_name"])
+    family.add_metric([model], count)
+    return family
 
 
 def _histogram(

@@ -24,12 +24,11 @@ from frontend.api.endpoint import Endpoint
 from frontend.api.job import Choice, Collected
 from frontend.api.logprobs import chat_logprobs
 from frontend.api.messages import template_kwargs, template_messages
+from frontend.api.reply import Shape
 from frontend.api.schema import ChatRequest
-from frontend.api.service import Service, new_id
+from frontend.api.service import Service
 from frontend.api.texts import Texts
-from frontend.api.validate import Wishes
 from frontend.generation import Delta
-from frontend.tokenizer.base import Tokenizer
 
 PARAM: Final = "messages"
 
@@ -53,7 +52,7 @@ class Chat(Endpoint):
         _, model = self.service.ready_client()
         validate.check_ids(wishes, model)
         ids = await exchange.guard(self._ids(request, messages, kwargs, model))
-        shape = ChatShape(self, wishes, new_id("chatcmpl"))
+        shape = ChatShape(self.service, self.texts.tokenizer, wishes, "chatcmpl")
         await self.answer(exchange, wishes, [ids], shape, ignored)
 
     async def _ids(
@@ -71,21 +70,8 @@ class Chat(Endpoint):
         return ids
 
 
-class ChatShape:
-    """How chat answers look.
-
-    Args:
-        endpoint: for names and the clock.
-        wishes: of the request.
-        name: id of the answer.
-    """
-
-    def __init__(self, endpoint: Chat, wishes: Wishes, name: str) -> None:
-        self.name = name
-        self._tokenizer: Tokenizer = endpoint.texts.tokenizer
-        self._wishes = wishes
-        self._created = int(endpoint.service.wall_clock())
-        self._model = endpoint.service.names[0]
+class ChatShape(Shape):
+    """How chat answers look."""
 
     def chunks(self, choice: Choice, delta: Delta) -> Sequence[ChatChunk]:
         """The role once for each answer, then the texts."""

@@ -15,12 +15,11 @@ from frontend.api.answers import Completion, CompletionChoice, CompletionLogprob
 from frontend.api.endpoint import Endpoint
 from frontend.api.job import Choice, Collected
 from frontend.api.logprobs import completion_logprobs
+from frontend.api.reply import Shape
 from frontend.api.schema import CompletionRequest
-from frontend.api.service import Service, new_id
+from frontend.api.service import Service
 from frontend.api.texts import Texts
-from frontend.api.validate import Wishes
 from frontend.generation import Delta
-from frontend.tokenizer.base import Tokenizer
 
 PARAM: Final = "prompt"
 
@@ -44,7 +43,7 @@ class Completions(Endpoint):
         validate.check_ids(wishes, model)
         add_special = request.add_special_tokens is not False
         ids = await exchange.guard(self._ids(prompts, model, add_special))
-        shape = CompletionShape(self, wishes, new_id("cmpl"))
+        shape = CompletionShape(self.service, self.texts.tokenizer, wishes, "cmpl")
         await self.answer(exchange, wishes, ids, shape, ignored)
 
     async def _ids(self, prompts: list[str] | list[list[int]], model: Model, add_special: bool) -> list[list[int]]:
@@ -57,21 +56,8 @@ class Completions(Endpoint):
         return found
 
 
-class CompletionShape:
-    """How completions look.
-
-    Args:
-        endpoint: for names and the clock.
-        wishes: of the request.
-        name: id of the answer.
-    """
-
-    def __init__(self, endpoint: Completions, wishes: Wishes, name: str) -> None:
-        self.name = name
-        self._tokenizer: Tokenizer = endpoint.texts.tokenizer
-        self._wishes = wishes
-        self._created = int(endpoint.service.wall_clock())
-        self._model = endpoint.service.names[0]
+class CompletionShape(Shape):
+    """How completions look."""
 
     def _completion(self, choices: list[CompletionChoice], usage: Usage | None = None) -> Completion:
         return Completion(

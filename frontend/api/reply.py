@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Sequence
-from typing import Final, Protocol
+from typing import Final
 
 import msgspec
 from msgspec import Struct
@@ -17,9 +18,12 @@ from frontend.api.answers import Usage
 from frontend.api.errors import describe
 from frontend.api.exchange import Exchange
 from frontend.api.job import Choice, Collected, Job
+from frontend.api.service import Service, new_id
+from frontend.api.validate import Wishes
 from frontend.errors import BacklogExceeded, ClientGone, FrontendError, RequestError
 from frontend.generation import Delta
 from frontend.metrics import Metrics
+from frontend.tokenizer.base import Tokenizer
 
 logger = logging.getLogger(__name__)
 
@@ -27,21 +31,35 @@ logger = logging.getLogger(__name__)
 DECIDE_S: Final = 0.5
 
 
-class Shape(Protocol):
+class Shape(ABC):
     """How one endpoint spells answers.
+
+    Args:
+        service: for names and the clock.
+        tokenizer: spells tokens.
+        wishes: of the request.
+        prefix: of the answer's id.
 
     Attributes:
         name: id of the answer.
     """
 
-    name: str
+    def __init__(self, service: Service, tokenizer: Tokenizer, wishes: Wishes, prefix: str) -> None:
+        self.name = new_id(prefix)
+        self._tokenizer = tokenizer
+        self._wishes = wishes
+        self._created = int(service.wall_clock())
+        self._model = service.names[0]
 
+    @abstractmethod
     def chunks(self, choice: Choice, delta: Delta) -> Sequence[Struct]:
         """What a delta adds, as chunks."""
 
+    @abstractmethod
     def usage_chunk(self, usage: Usage) -> Struct:
         """The last chunk, which counts tokens."""
 
+    @abstractmethod
     def whole(self, answers: Sequence[Collected], usage: Usage) -> Struct:
         """The answer to a request without stream."""
 
