@@ -37,7 +37,7 @@ class ModelFolder:
         path: the folder.
         eos_token_ids: of generation_config.json, else of config.json; the tokenizer's own comes in addition
             (end_ids).
-        chat_templates: name -> source; the one called "default" is used unless a request needs another.
+        chat_templates: name -> source; the one called "default" is used.
         template_origin: where the default template was found, for messages; "" without one.
         tokenizer_config: tokenizer_config.json; empty when there is none.
     """

@@ -53,7 +53,7 @@ def random_word() -> str:
 
 
 class ChatTemplate:
-    """The templates of a model. Rendering takes the time of the calling thread: use a TextPool.
+    """The template of a model. Rendering takes the time of the calling thread: use a TextPool.
 
     Args:
         sources: name -> source; only the one called "default" is used. Empty when the model has none.
@@ -85,10 +85,10 @@ class ChatTemplate:
 
     @classmethod
     def of(cls, folder: ModelFolder, tokenizer: Tokenizer) -> ChatTemplate:
-        """The templates of a model folder.
+        """The template of a model folder.
 
         Raises:
-            TemplateBroken: a template does not parse.
+            TemplateBroken: it does not parse.
         """
         return cls(
             folder.chat_templates, variables=tokenizer.template_variables, literals=list(tokenizer.special_tokens)
