@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Final
 
 from engine_core.wire.sampling import SamplingParams
 from frontend.client import Client
 from frontend.errors import FrontendError, TalkError
 from frontend.model_folder import ModelFolder
 from frontend.tokenizer.chat_template import ChatTemplate
+
+# For an engine that still loads.
+READY_S: Final = 600.0
 
 
 class SocketTalk:
@@ -18,20 +22,19 @@ class SocketTalk:
     Args:
         socket: of the server, as `tercet serve` prints it.
         params: of every request.
-        ready_s: seconds to wait for an engine that still loads.
 
     Raises:
         TalkError: there is no engine, or the model has no usable template.
     """
 
-    def __init__(self, socket: Path, params: SamplingParams, *, ready_s: float = 600.0) -> None:
+    def __init__(self, socket: Path, params: SamplingParams) -> None:
         self._params = params
         try:
             self._client = Client(socket, name="chat")
         except FrontendError as error:
             raise TalkError(str(error)) from error
         try:
-            self._client.wait_ready(ready_s)
+            self._client.wait_ready(READY_S)
             self._tokenizer = self._client.tokenizer()
             folder = ModelFolder.open(self._client.model_path, weights=False)
             self._template = ChatTemplate.of(folder, self._tokenizer)

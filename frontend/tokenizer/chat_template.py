@@ -60,7 +60,6 @@ class ChatTemplate:
         variables: special tokens that templates know by name ("bos_token" ...).
         literals: of special tokens; where they stand in messages they are plain text.
         now: the time, for templates that print it.
-        word: random digits; see Shield.
 
     Raises:
         TemplateBroken: the template does not parse.
@@ -73,12 +72,10 @@ class ChatTemplate:
         variables: Mapping[str, str],
         literals: Iterable[str],
         now: Callable[[], datetime] = local_time,
-        word: Callable[[], str] = random_word,
     ) -> None:
         self._environment = TemplateEnvironment(now)
         self._variables = dict(variables)
         self._literals = tuple(literals)
-        self._word = word
         source = sources.get(DEFAULT_TEMPLATE)
         self._template = None if source is None else self._compiled(source)
         self._takes: dict[tuple[str, bool], bool] = {}
@@ -136,10 +133,10 @@ class ChatTemplate:
             raise TemplateMissing(
                 "this model has no chat template; use completions, or start the server with --chat-template"
             )
-        shield = Shield(self._literals, self._word)
+        shield = Shield(self._literals, random_word)
         ready = [self._shaped(message) for message in prepared(messages)]
         covered = [_covered(shield, message) for message in ready]
-        tag = _open_end(covered, self._word()) if continue_final_message else None
+        tag = _open_end(covered, random_word()) if continue_final_message else None
         values = {"messages": covered, "add_generation_prompt": add_generation_prompt and tag is None}
         text = self._run({**shield.cover(plain(given)), **values})
         return shield.uncover(text if tag is None else _cut(text, tag))
