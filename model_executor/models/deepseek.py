@@ -9,13 +9,12 @@ from msgspec import Struct, structs
 from model_executor.models import llama
 from model_executor.models.config import ConfigFile
 from model_executor.models.expert_fields import check_experts, check_routing, count_experts
-from model_executor.models.fields import activation, checkpoint_dtype
+from model_executor.models.fields import activation, check_no_bias, make_spec
 from model_executor.models.registry import Family, architecture_of
 from model_executor.models.rope import magnitude, read_rope
 from model_executor.models.spec import (
     AttentionSpec,
     LatentSpec,
-    LayerSpec,
     MlpSpec,
     ModelSpec,
     MoeSpec,
@@ -126,8 +125,7 @@ def _read_v3(config: ConfigFile) -> ModelSpec:
     check_experts(config, HONOURED)
     _must_be(config, "scoring_func", "sigmoid")
     _must_be(config, "topk_method", "noaux_tc")
-    if config.flag("mlp_bias", default=False):
-        raise config.refuse("mlp_bias", "DeepseekV3ForCausalLM has none")
+    check_no_bias(config, "mlp_bias")
     routing = RoutingSpec(
         num_experts=count_experts(config, DEFAULTS3.experts),
         top_k=config.count("num_experts_per_tok", DEFAULTS3.top_k),
@@ -148,20 +146,10 @@ def _read(
     config: ConfigFile, defaults: Defaults, routing: RoutingSpec, *, interleaved: bool, mlp_bias: bool
 ) -> ModelSpec:
     attention = _attention(config, defaults, interleaved=interleaved)
-    norm = NormSpec(config.number("rms_norm_eps", 1e-6))
     mlps = _mlps(config, defaults, check_routing(config, routing), mlp_bias)
-    assert attention.rope is not None
-    return ModelSpec(
-        architecture=architecture_of(config),
-        hidden_size=config.count("hidden_size"),
-        vocab_size=config.count("vocab_size"),
-        max_model_len=attention.rope.reach,
-        tie=config.flag("tie_word_embeddings", default=False),
-        norm=norm,
-        dtype=checkpoint_dtype(config),
-        layers=tuple(LayerSpec(source, attention, mlp, norm) for source, mlp in enumerate(mlps)),
-        mtp_layers=config.count("num_nextn_predict_layers", config.count("num_mtp_layers", 0, least=0), least=0),
-    )
+    spec = make_spec(config, [attention] * len(mlps), mlps, NormSpec(config.number("rms_norm_eps", 1e-6)))
+    older = config.count("num_mtp_layers", 0, least=0)
+    return spec if "num_nextn_predict_layers" in config else structs.replace(spec, mtp_layers=older)
 
 
 def _attention(config: ConfigFile, defaults: Defaults, *, interleaved: bool) -> AttentionSpec:

@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 from typing import Any, Final
 
 from model_executor.models.config import ConfigFile
-from model_executor.models.fields import OFF, ONE, check_plain
+from model_executor.models.fields import OFF, ONE, PLAIN_VALUES, check_plain
 from model_executor.models.spec import RoutingSpec
 
 # Fields with which some family changes its experts or which blocks have them, and the values that change nothing.
@@ -37,10 +37,7 @@ def check_experts(config: ConfigFile, honoured: Collection[str]) -> None:
     Raises:
         ConfigRefused: naming the field.
     """
-    check_plain(config, honoured)
-    for field, neutral in PLAIN_EXPERTS.items():
-        if field not in honoured and config.fields.get(field) not in neutral:
-            raise config.refuse(field, f"{', '.join(config.strings('architectures'))} is computed without it here")
+    check_plain(config, honoured, {**PLAIN_VALUES, **PLAIN_EXPERTS})
 
 
 def count_experts(config: ConfigFile, default: int, *, least: int = 1) -> int:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final
 
 from model_executor.models.config import ConfigFile
-from model_executor.models.spec import Activation, Dtype
+from model_executor.models.registry import architecture_of
+from model_executor.models.spec import Activation, AttentionSpec, Dtype, LayerSpec, MlpSpec, ModelSpec, NormSpec
 
 ACTIVATION_NAMES: Final[Mapping[str, Activation]] = {
     "silu": "silu",
@@ -92,36 +93,99 @@ PLAIN_VALUES: Final[Mapping[str, tuple[Any, ...]]] = {
 }
 
 
-def check_plain(config: ConfigFile, honoured: Collection[str] = ()) -> None:
+def check_plain(
+    config: ConfigFile, honoured: Collection[str] = (), plain: Mapping[str, tuple[Any, ...]] = PLAIN_VALUES
+) -> None:
     """Refuse a value that would change the maths of a plain decoder.
 
     Args:
         config: the whole config.json.
         honoured: fields that the family computes with.
+        plain: of each field the values that change nothing.
 
     Raises:
         ConfigRefused: naming the field.
     """
-    for field, neutral in PLAIN_VALUES.items():
-        if field in honoured:
-            continue
-        if field in config.fields and not _one_of(config.fields[field], neutral):
-            architecture = ", ".join(config.strings("architectures")) or "this architecture"
-            reason = QUANTIZED if field in QUANTIZATION else f"{architecture} is computed without it here"
-            raise config.refuse(field, reason)
+    for field, neutral in plain.items():
+        if field not in honoured and config.fields.get(field) not in neutral:
+            reason = f"{architecture_of(config)} is computed without it here"
+            raise config.refuse(field, QUANTIZED if field in QUANTIZATION else reason)
 
 
-def check_head_counts(config: ConfigFile, heads: int, kv_heads: int) -> None:
-    """Refuse heads that do not divide.
+def check_no_bias(config: ConfigFile, *fields: str) -> None:
+    """Refuse biases that the family does not have.
 
     Raises:
         ConfigRefused: naming the field.
     """
+    for field in fields:
+        if config.flag(field, default=False):
+            raise config.refuse(field, f"{architecture_of(config)} has none")
+
+
+def read_heads(config: ConfigFile, kv_default: int | None = None) -> tuple[int, int]:
+    """Query heads and key/value heads.
+
+    Args:
+        config: the whole config.json.
+        kv_default: for an absent `num_key_value_heads`; null, or None here, stands for as many as query heads.
+
+    Raises:
+        ConfigRefused: heads that do not divide.
+    """
+    heads = config.count("num_attention_heads")
+    absent = "num_key_value_heads" not in config.fields
+    kv_heads = config.count("num_key_value_heads", kv_default if absent and kv_default is not None else heads)
     if heads % kv_heads:
         raise config.refuse("num_key_value_heads", f"must divide num_attention_heads, {heads}")
+    return heads, kv_heads
+
+
+def read_head_dim(config: ConfigFile, heads: int) -> int:
+    """Elements of a head; where the field is absent, hidden_size shared out among the heads.
+
+    Raises:
+        ConfigRefused: heads that do not divide hidden_size.
+    """
     hidden = config.count("hidden_size")
     if "head_dim" not in config and hidden % heads:
         raise config.refuse("num_attention_heads", f"must divide hidden_size, {hidden}, as head_dim is not given")
+    return config.count("head_dim", hidden // heads)
+
+
+def make_spec(
+    config: ConfigFile,
+    attention: Sequence[AttentionSpec],
+    mlps: Sequence[MlpSpec],
+    norm: NormSpec,
+    *,
+    tie: bool = False,
+    sandwich: bool = False,
+) -> ModelSpec:
+    """The model around its blocks.
+
+    Args:
+        config: the whole config.json.
+        attention, mlps: of each block; at least one.
+        norm: of all places.
+        tie: the family's value of an absent `tie_word_embeddings`.
+        sandwich: see LayerSpec.
+
+    Raises:
+        ConfigRefused: naming the field.
+    """
+    parts = enumerate(zip(attention, mlps, strict=True))
+    return ModelSpec(
+        architecture=architecture_of(config),
+        hidden_size=config.count("hidden_size"),
+        vocab_size=config.count("vocab_size"),
+        max_model_len=min(each.rope.reach for each in attention if each.rope is not None),
+        tie=config.flag("tie_word_embeddings", default=tie),
+        norm=norm,
+        dtype=checkpoint_dtype(config),
+        layers=tuple(LayerSpec(source, part, mlp, norm, sandwich=sandwich) for source, (part, mlp) in parts),
+        mtp_layers=config.count("num_nextn_predict_layers", 0, least=0),
+    )
 
 
 def activation(config: ConfigFile, field: str = "hidden_act", default: str = "silu") -> Activation:
@@ -184,7 +248,3 @@ def _check_layer_types(config: ConfigFile, window: int | None) -> None:
     expected = "full_attention" if window is None else "sliding_attention"
     if set(types) != {expected}:
         raise config.refuse("layer_types", f"must all be {expected}, as sliding_window is {window}")
-
-
-def _one_of(value: object, neutral: tuple[Any, ...]) -> bool:
-    return any(value == one for one in neutral)

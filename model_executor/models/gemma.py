@@ -8,7 +8,14 @@ from msgspec import structs
 
 from model_executor.models import llama
 from model_executor.models.config import ConfigFile
-from model_executor.models.fields import ACTIVATION_NAMES, activation, check_plain, checkpoint_dtype
+from model_executor.models.fields import (
+    ACTIVATION_NAMES,
+    activation,
+    check_no_bias,
+    check_plain,
+    checkpoint_dtype,
+    make_spec,
+)
 from model_executor.models.layer_types import (
     FULL,
     SLIDING,
@@ -19,7 +26,7 @@ from model_executor.models.layer_types import (
 from model_executor.models.qwen import QK_NORM
 from model_executor.models.registry import Family, architecture_of
 from model_executor.models.rope import read_layer_ropes, read_rope
-from model_executor.models.spec import Activation, AttentionSpec, LayerSpec, MlpSpec, ModelSpec, NormSpec, RopeSpec
+from model_executor.models.spec import Activation, AttentionSpec, MlpSpec, ModelSpec, NormSpec, RopeSpec
 from model_executor.weights.parameters import IgnoreRule, NameTable
 
 NAMES2: Final[NameTable] = structs.replace(
@@ -166,23 +173,10 @@ def _by_layer(
 
 
 def _read(config: ConfigFile, attention: tuple[AttentionSpec, ...], *, final_soft_cap: float | None) -> ModelSpec:
-    if config.flag("mlp_bias", default=False):
-        raise config.refuse("mlp_bias", f"{architecture_of(config)} has none")
-    norm, hidden = _norm(config), config.count("hidden_size")
+    check_no_bias(config, "mlp_bias")
     mlp = MlpSpec(config.count("intermediate_size"), _activation(config))
-    return ModelSpec(
-        architecture=architecture_of(config),
-        hidden_size=hidden,
-        vocab_size=config.count("vocab_size"),
-        max_model_len=min(part.rope.reach for part in attention if part.rope is not None),
-        tie=config.flag("tie_word_embeddings", default=True),
-        norm=norm,
-        dtype=checkpoint_dtype(config),
-        layers=tuple(LayerSpec(source, part, mlp, norm, sandwich=True) for source, part in enumerate(attention)),
-        mtp_layers=config.count("num_nextn_predict_layers", 0, least=0),
-        embedding_scale=hidden**0.5,
-        final_soft_cap=final_soft_cap,
-    )
+    spec = make_spec(config, attention, [mlp] * len(attention), _norm(config), tie=True, sandwich=True)
+    return structs.replace(spec, embedding_scale=spec.hidden_size**0.5, final_soft_cap=final_soft_cap)
 
 
 def _activation(config: ConfigFile) -> Activation:

@@ -5,10 +5,18 @@ from __future__ import annotations
 from typing import Final
 
 from model_executor.models.config import ConfigFile
-from model_executor.models.fields import activation, check_head_counts, check_plain, checkpoint_dtype, read_window
-from model_executor.models.registry import Family, architecture_of
+from model_executor.models.fields import (
+    activation,
+    check_no_bias,
+    check_plain,
+    make_spec,
+    read_head_dim,
+    read_heads,
+    read_window,
+)
+from model_executor.models.registry import Family
 from model_executor.models.rope import read_rope
-from model_executor.models.spec import AttentionSpec, LayerSpec, MlpSpec, ModelSpec, NormSpec
+from model_executor.models.spec import AttentionSpec, MlpSpec, ModelSpec, NormSpec
 from model_executor.weights.parameters import IgnoreRule, NameTable
 
 NAMES: Final = NameTable(
@@ -42,10 +50,9 @@ def mistral() -> Family:
 
 
 def _read_llama(config: ConfigFile) -> ModelSpec:
-    heads = config.count("num_attention_heads")
     return _read(
         config,
-        kv_heads=config.count("num_key_value_heads", heads),
+        read_heads(config),
         max_position=config.count("max_position_embeddings", 2048),
         window=read_window(config, None, honoured=False),
         attention_bias=config.flag("attention_bias", default=False),
@@ -54,16 +61,12 @@ def _read_llama(config: ConfigFile) -> ModelSpec:
 
 
 def _read_mistral(config: ConfigFile) -> ModelSpec:
-    for field in ("attention_bias", "mlp_bias"):
-        if config.flag(field, default=False):
-            raise config.refuse(field, "MistralForCausalLM has no biases")
-    heads = config.count("num_attention_heads")
+    check_no_bias(config, "attention_bias", "mlp_bias")
     # transformers' defaults differ for an absent key and for null.
-    kv_default = heads if "num_key_value_heads" in config.fields else 8
     window_default = None if "sliding_window" in config.fields else 4096
     return _read(
         config,
-        kv_heads=config.count("num_key_value_heads", kv_default),
+        read_heads(config, 8),
         max_position=config.count("max_position_embeddings", 131072),
         window=read_window(config, window_default, honoured=True),
         attention_bias=False,
@@ -73,38 +76,26 @@ def _read_mistral(config: ConfigFile) -> ModelSpec:
 
 def _read(
     config: ConfigFile,
+    head_counts: tuple[int, int],
     *,
-    kv_heads: int,
     max_position: int,
     window: int | None,
     attention_bias: bool,
     mlp_bias: bool,
 ) -> ModelSpec:
     check_plain(config)
-    heads, hidden = config.count("num_attention_heads"), config.count("hidden_size")
-    head_dim = config.count("head_dim", hidden // heads)
-    check_head_counts(config, heads, kv_heads)
-    rope = read_rope(config, head_dim, max_position)
-    norm = NormSpec(config.number("rms_norm_eps", 1e-6))
+    heads, kv_heads = head_counts
+    head_dim = read_head_dim(config, heads)
     attention = AttentionSpec(
         num_heads=heads,
         num_kv_heads=kv_heads,
         head_dim=head_dim,
         scale=head_dim**-0.5,
-        rope=rope,
+        rope=read_rope(config, head_dim, max_position),
         window=window,
         qkv_bias=attention_bias,
         output_bias=attention_bias,
     )
     mlp = MlpSpec(config.count("intermediate_size"), activation(config), mlp_bias)
-    return ModelSpec(
-        architecture=architecture_of(config),
-        hidden_size=hidden,
-        vocab_size=config.count("vocab_size"),
-        max_model_len=rope.reach,
-        tie=config.flag("tie_word_embeddings", default=False),
-        norm=norm,
-        dtype=checkpoint_dtype(config),
-        layers=tuple(LayerSpec(s, attention, mlp, norm) for s in range(config.count("num_hidden_layers"))),
-        mtp_layers=config.count("num_nextn_predict_layers", 0, least=0),
-    )
+    layers = config.count("num_hidden_layers")
+    return make_spec(config, [attention] * layers, [mlp] * layers, NormSpec(config.number("rms_norm_eps", 1e-6)))

@@ -9,10 +9,10 @@ from msgspec import structs
 from model_executor.models import llama
 from model_executor.models.config import ConfigFile
 from model_executor.models.expert_fields import check_experts, check_routing, count_experts
-from model_executor.models.fields import activation, check_head_counts, checkpoint_dtype, read_window
-from model_executor.models.registry import Family, architecture_of
+from model_executor.models.fields import activation, check_no_bias, make_spec, read_head_dim, read_heads, read_window
+from model_executor.models.registry import Family
 from model_executor.models.rope import read_rope
-from model_executor.models.spec import AttentionSpec, LayerSpec, MlpSpec, ModelSpec, MoeSpec, NormSpec, RoutingSpec
+from model_executor.models.spec import AttentionSpec, MlpSpec, ModelSpec, MoeSpec, NormSpec, RoutingSpec
 from model_executor.weights.parameters import NameTable
 
 EXPERT: Final = "block_sparse_moe.experts.{expert}."
@@ -35,32 +35,16 @@ def mixtral() -> Family:
 
 def _read(config: ConfigFile) -> ModelSpec:
     check_experts(config, honoured=("num_experts", "num_local_experts"))
-    for field in ("attention_bias", "mlp_bias"):
-        if config.flag(field, default=False):
-            raise config.refuse(field, "MixtralForCausalLM has no biases")
+    check_no_bias(config, "attention_bias", "mlp_bias")
     attention = _attention(config)
-    norm = NormSpec(config.number("rms_norm_eps", 1e-5))
     mlp = MlpSpec(config.count("intermediate_size"), activation(config), kind="moe", moe=MoeSpec(_routing(config)))
-    assert attention.rope is not None
-    return ModelSpec(
-        architecture=architecture_of(config),
-        hidden_size=config.count("hidden_size"),
-        vocab_size=config.count("vocab_size"),
-        max_model_len=attention.rope.reach,
-        tie=config.flag("tie_word_embeddings", default=False),
-        norm=norm,
-        dtype=checkpoint_dtype(config),
-        layers=tuple(LayerSpec(s, attention, mlp, norm) for s in range(config.count("num_hidden_layers"))),
-        mtp_layers=config.count("num_nextn_predict_layers", 0, least=0),
-    )
+    layers = config.count("num_hidden_layers")
+    return make_spec(config, [attention] * layers, [mlp] * layers, NormSpec(config.number("rms_norm_eps", 1e-5)))
 
 
 def _attention(config: ConfigFile) -> AttentionSpec:
-    heads, hidden = config.count("num_attention_heads"), config.count("hidden_size")
-    # transformers' defaults differ for an absent key and for null.
-    kv_heads = config.count("num_key_value_heads", heads if "num_key_value_heads" in config.fields else 8)
-    check_head_counts(config, heads, kv_heads)
-    head_dim = config.count("head_dim", hidden // heads)
+    heads, kv_heads = read_heads(config, 8)
+    head_dim = read_head_dim(config, heads)
     with_theta = {**config.fields, "rope_theta": config.number("rope_theta", DEFAULT_THETA)}
     rope = read_rope(ConfigFile(config.path, with_theta), head_dim, config.count("max_position_embeddings", 131072))
     window = read_window(config, None, honoured=True)

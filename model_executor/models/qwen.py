@@ -9,11 +9,11 @@ from msgspec import structs
 
 from model_executor.models import llama
 from model_executor.models.config import ConfigFile
-from model_executor.models.fields import activation, check_head_counts, check_plain, checkpoint_dtype
+from model_executor.models.fields import activation, check_no_bias, check_plain, make_spec, read_head_dim, read_heads
 from model_executor.models.layer_types import SLIDING, read_layer_types, read_layer_window, slides_by_depth
-from model_executor.models.registry import Family, architecture_of
+from model_executor.models.registry import Family
 from model_executor.models.rope import read_rope
-from model_executor.models.spec import AttentionSpec, LayerSpec, MlpSpec, ModelSpec, NormSpec
+from model_executor.models.spec import AttentionSpec, MlpSpec, ModelSpec, NormSpec
 from model_executor.weights.parameters import NameTable
 
 QK_NORM: Final[Mapping[str, tuple[str, ...]]] = {"attention.qk_norm": ("self_attn.q_norm", "self_attn.k_norm")}
@@ -35,20 +35,18 @@ def qwen3() -> Family:
 
 
 def _read_qwen2(config: ConfigFile) -> ModelSpec:
-    hidden, heads = config.count("hidden_size"), config.count("num_attention_heads")
-    check_head_counts(config, heads, kv_heads(config))
-    head_dim = config.count("head_dim", hidden // heads)
-    return _read(config, read_attention(config, head_dim, qkv_bias=True))
+    head_dim = read_head_dim(config, config.count("num_attention_heads"))
+    return _read(config, _attention(config, head_dim, qkv_bias=True))
 
 
 def _read_qwen3(config: ConfigFile) -> ModelSpec:
     head_dim = config.count("head_dim", DEFAULT_HEAD_DIM3)
     bias = config.flag("attention_bias", default=False)
     norm = read_norm(config)
-    return _read(config, read_attention(config, head_dim, qkv_bias=bias, output_bias=bias, qk_norm=norm))
+    return _read(config, _attention(config, head_dim, qkv_bias=bias, output_bias=bias, qk_norm=norm))
 
 
-def read_attention(
+def _attention(
     config: ConfigFile,
     head_dim: int,
     *,
@@ -56,21 +54,11 @@ def read_attention(
     output_bias: bool = False,
     qk_norm: NormSpec | None = None,
 ) -> tuple[AttentionSpec, ...]:
-    """The attention of each block.
-
-    Args:
-        config: the whole config.json.
-        head_dim, qkv_bias, output_bias, qk_norm: of every block.
-
-    Raises:
-        ConfigRefused: naming the field.
-    """
-    heads = config.count("num_attention_heads")
-    if heads % kv_heads(config):
-        raise config.refuse("num_key_value_heads", f"must divide num_attention_heads, {heads}")
+    """The attention of each block."""
+    heads, kv_heads = read_heads(config, DEFAULT_KV_HEADS)
     full = AttentionSpec(
         num_heads=heads,
-        num_kv_heads=kv_heads(config),
+        num_kv_heads=kv_heads,
         head_dim=head_dim,
         scale=head_dim**-0.5,
         rope=read_rope(config, head_dim, config.count("max_position_embeddings", DEFAULT_MAX_POSITION)),
@@ -83,12 +71,6 @@ def read_attention(
     return tuple(sliding if kind == SLIDING else full for kind in types)
 
 
-def kv_heads(config: ConfigFile) -> int:
-    """Key/value heads; transformers' defaults differ for an absent key and for null."""
-    absent = "num_key_value_heads" not in config.fields
-    return config.count("num_key_value_heads", DEFAULT_KV_HEADS if absent else config.count("num_attention_heads"))
-
-
 def read_norm(config: ConfigFile) -> NormSpec:
     """The norm of all places."""
     return NormSpec(config.number("rms_norm_eps", 1e-6))
@@ -96,20 +78,6 @@ def read_norm(config: ConfigFile) -> NormSpec:
 
 def _read(config: ConfigFile, attention: tuple[AttentionSpec, ...]) -> ModelSpec:
     check_plain(config)
-    if config.flag("mlp_bias", default=False):
-        raise config.refuse("mlp_bias", f"{architecture_of(config)} has none")
-    norm = read_norm(config)
+    check_no_bias(config, "mlp_bias")
     mlp = MlpSpec(config.count("intermediate_size"), activation(config))
-    rope = attention[0].rope
-    assert rope is not None
-    return ModelSpec(
-        architecture=architecture_of(config),
-        hidden_size=config.count("hidden_size"),
-        vocab_size=config.count("vocab_size"),
-        max_model_len=rope.reach,
-        tie=config.flag("tie_word_embeddings", default=False),
-        norm=norm,
-        dtype=checkpoint_dtype(config),
-        layers=tuple(LayerSpec(source, part, mlp, norm) for source, part in enumerate(attention)),
-        mtp_layers=config.count("num_nextn_predict_layers", 0, least=0),
-    )
+    return make_spec(config, attention, [mlp] * len(attention), read_norm(config))

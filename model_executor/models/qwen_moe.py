@@ -8,12 +8,12 @@ from msgspec import structs
 
 from model_executor.models.config import ConfigFile
 from model_executor.models.expert_fields import check_experts, check_routing, count_experts
-from model_executor.models.fields import activation, check_head_counts, checkpoint_dtype
+from model_executor.models.fields import activation, check_no_bias, make_spec, read_head_dim, read_heads
 from model_executor.models.layer_types import DEFAULT_WINDOW, FULL, SLIDING, read_layer_types
 from model_executor.models.qwen import NAMES3, read_norm
-from model_executor.models.registry import Family, architecture_of
+from model_executor.models.registry import Family
 from model_executor.models.rope import read_rope
-from model_executor.models.spec import AttentionSpec, LayerSpec, MlpSpec, ModelSpec, MoeSpec, RoutingSpec
+from model_executor.models.spec import AttentionSpec, MlpSpec, ModelSpec, MoeSpec, RoutingSpec
 from model_executor.weights.parameters import NameTable
 
 EXPERT: Final = "mlp.experts.{expert}."
@@ -42,22 +42,9 @@ def qwen3_moe() -> Family:
 
 def _read(config: ConfigFile) -> ModelSpec:
     check_experts(config, HONOURED)
-    if config.flag("mlp_bias", default=False):
-        raise config.refuse("mlp_bias", "Qwen3MoeForCausalLM has none")
-    attention = _attention(config)
-    norm = read_norm(config)
-    assert attention.rope is not None
-    return ModelSpec(
-        architecture=architecture_of(config),
-        hidden_size=config.count("hidden_size"),
-        vocab_size=config.count("vocab_size"),
-        max_model_len=attention.rope.reach,
-        tie=config.flag("tie_word_embeddings", default=False),
-        norm=norm,
-        dtype=checkpoint_dtype(config),
-        layers=tuple(LayerSpec(source, attention, mlp, norm) for source, mlp in enumerate(_mlps(config))),
-        mtp_layers=config.count("num_nextn_predict_layers", 0, least=0),
-    )
+    check_no_bias(config, "mlp_bias")
+    mlps = _mlps(config)
+    return make_spec(config, [_attention(config)] * len(mlps), mlps, read_norm(config))
 
 
 def _mlps(config: ConfigFile) -> tuple[MlpSpec, ...]:
@@ -79,11 +66,8 @@ def _mlps(config: ConfigFile) -> tuple[MlpSpec, ...]:
 
 
 def _attention(config: ConfigFile) -> AttentionSpec:
-    heads, hidden = config.count("num_attention_heads"), config.count("hidden_size")
-    # transformers' defaults differ for an absent key and for null.
-    kv_heads = config.count("num_key_value_heads", heads if "num_key_value_heads" in config.fields else 4)
-    check_head_counts(config, heads, kv_heads)
-    head_dim = config.count("head_dim", hidden // heads)
+    heads, kv_heads = read_heads(config, 4)
+    head_dim = read_head_dim(config, heads)
     bias = config.flag("attention_bias", default=False)
     return AttentionSpec(
         num_heads=heads,
