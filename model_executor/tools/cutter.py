@@ -183,6 +183,8 @@ def write_cut(cut: Cut, out: Path, progress: Callable[[int], object]) -> CutReco
 
 
 def _fill(cut: Cut, work: Path, progress: Callable[[int], object]) -> CutRecord:
+    # First: a broken record of the source is refused before anything is copied.
+    source = _source(cut)
     for name, text in sorted(cut.texts.items()):
         (work / name).write_bytes(text)
     assets = copy_assets(cut.assets.copied, work)
@@ -196,7 +198,7 @@ def _fill(cut: Cut, work: Path, progress: Callable[[int], object]) -> CutRecord:
         command=options.command,
         mode=options.mode,
         prediction=options.prediction if spec.mtp_layers else None,
-        source=_source(cut),
+        source=source,
         blocks=tuple(BlockRow(i, s, cut.plan.classes[i]) for i, s in enumerate(cut.plan.sources)),
         classes=tuple(
             ClassCut(each.name, compact(each.sources), compact(s for s in cut.plan.sources if s in each.sources))

@@ -8,8 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from model_executor.errors import CheckpointBroken
+from model_executor.tools.cutter import SHARD_BYTES, CutOptions, plan_cut, write_cut
 from model_executor.tools.model import open_model
 from model_executor.tools.plan import make_report
+from model_executor.weights.cut_assets import RECORD
 from model_executor.weights.inventory import files_of, take_stock
 from tests.model_executor.engine import load
 from tests.model_executor.tools.folders import KEPT, cut, in_transformers, spread, write_model
@@ -78,3 +81,15 @@ def test_files_of_other_blocks_are_not_needed(name: str, source: Path, tmp_path:
         (aside / file).rename(folder / file)
     again = cut(folder, tmp_path / "out", KEPT[name])
     assert np.array_equal(load(again).logits(PROMPT), before.logits(PROMPT))
+
+
+def test_a_broken_record_of_the_source_is_refused_before_anything_is_copied(tmp_path: Path) -> None:
+    source = write_model(tmp_path / "source", "llama")
+    (source / RECORD).write_text("[]")
+    options = CutOptions("0,5", "weights", "drop", allow_missing_classes=False, max_shard_bytes=SHARD_BYTES, command="")
+    made = plan_cut(open_model(source), options)
+    copied: list[int] = []
+    with pytest.raises(CheckpointBroken, match="holds no JSON object"):
+        write_cut(made, tmp_path / "out", copied.append)
+    assert copied == []
+    assert [path.name for path in tmp_path.iterdir()] == ["source"]
