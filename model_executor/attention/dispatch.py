@@ -9,7 +9,14 @@ import torch
 
 from engine_core.wire.reports import KernelCandidate, KernelChoice
 from model_executor.attention import mla, mla_absorbed, torch_matmul, torch_ref, torch_sdpa, triton_paged
-from model_executor.attention.mla import LatentAppendKernel, LatentKernels, MlaKernel, MlaProblem, MlaSpec
+from model_executor.attention.mla import (
+    LatentAppendKernel,
+    LatentAppendSpec,
+    LatentKernels,
+    MlaKernel,
+    MlaProblem,
+    MlaSpec,
+)
 from model_executor.attention.spec import AppendKernel, AttentionKernel, AttentionProblem, KernelSpec
 from model_executor.errors import NoKernel
 from model_executor.layers import triton_gated, triton_heads, triton_norm
@@ -38,8 +45,8 @@ ATTENTION: tuple[KernelSpec[AttentionKernel], ...] = (
     torch_ref.SPEC,
 )
 KV_APPEND: tuple[KernelSpec[AppendKernel], ...] = (torch_ref.APPEND_SPEC,)
-MLA_ATTENTION: tuple[MlaSpec[MlaKernel], ...] = (mla_absorbed.SPEC, mla.SPEC)
-LATENT_APPEND: tuple[MlaSpec[LatentAppendKernel], ...] = (mla.APPEND_SPEC,)
+MLA_ATTENTION: tuple[MlaSpec, ...] = (mla_absorbed.SPEC, mla.SPEC)
+LATENT_APPEND: tuple[LatentAppendSpec, ...] = (mla.APPEND_SPEC,)
 EXPERTS: tuple[ExpertsSpec, ...] = (GROUPED_SPEC, LOOP_SPEC)
 LINEAR: tuple[LinearSpec, ...] = (triton_gated.SPEC, UNPACKED_SPEC, INT8_SPEC)
 NORM: tuple[NormKernelSpec, ...] = (triton_norm.SPEC, TORCH_SPEC)
@@ -65,7 +72,9 @@ class Candidate(Protocol[ProblemT, KernelT]):
 
 
 class KernelTable:
-    """Chooses one kernel for each operator and problem, once, and remembers why.
+    """Chooses one kernel for each operator and problem, once, and remembers why: layers of equal problems share it.
+
+    A choice raises NoKernel where every candidate refuses.
 
     Args:
         attention: candidates for "attention", the preferred first.
@@ -83,8 +92,8 @@ class KernelTable:
         self,
         attention: Sequence[KernelSpec[AttentionKernel]] = ATTENTION,
         kv_append: Sequence[KernelSpec[AppendKernel]] = KV_APPEND,
-        mla_attention: Sequence[MlaSpec[MlaKernel]] = MLA_ATTENTION,
-        latent_append: Sequence[MlaSpec[LatentAppendKernel]] = LATENT_APPEND,
+        mla_attention: Sequence[MlaSpec] = MLA_ATTENTION,
+        latent_append: Sequence[LatentAppendSpec] = LATENT_APPEND,
         experts: Sequence[ExpertsSpec] = EXPERTS,
         linear: Sequence[LinearSpec] = LINEAR,
         norm: Sequence[NormKernelSpec] = NORM,
@@ -106,67 +115,35 @@ class KernelTable:
         self._choices: list[KernelChoice] = []
 
     def attention(self, problem: AttentionProblem) -> AttentionKernel:
-        """The kernel for a problem; layers of equal problems share it.
-
-        Raises:
-            NoKernel: every candidate refuses.
-        """
+        """The kernel for a problem."""
         return self._choose("attention", problem, self._attention)
 
     def kv_append(self, problem: AttentionProblem) -> AppendKernel:
-        """The kernel that writes keys and values for a problem.
-
-        Raises:
-            NoKernel: every candidate refuses.
-        """
+        """The kernel that writes keys and values for a problem."""
         return self._choose("kv_append", problem, self._kv_append)
 
     def mla_attention(self, problem: MlaProblem) -> MlaKernel:
-        """The kernel for latent attention.
-
-        Raises:
-            NoKernel: every candidate refuses.
-        """
+        """The kernel for latent attention."""
         return self._choose("mla_attention", problem, self._mla_attention)
 
     def latent_append(self, problem: MlaProblem) -> LatentAppendKernel:
-        """The kernel that writes latents.
-
-        Raises:
-            NoKernel: every candidate refuses.
-        """
+        """The kernel that writes latents."""
         return self._choose("kv_append", problem, self._latent_append)
 
     def experts(self, problem: ExpertsProblem) -> ExpertsKernel:
-        """The kernel for a mixture of experts.
-
-        Raises:
-            NoKernel: every candidate refuses.
-        """
+        """The kernel for a mixture of experts."""
         return self._choose("experts", problem, self._experts)
 
     def linear(self, problem: LinearProblem) -> LinearKernel:
-        """The kernel for a linear map.
-
-        Raises:
-            NoKernel: every candidate refuses.
-        """
+        """The kernel for a linear map."""
         return self._choose("linear", problem, self._linear)
 
     def norm(self, problem: NormProblem) -> NormKernel:
-        """The kernel for a norm.
-
-        Raises:
-            NoKernel: every candidate refuses.
-        """
+        """The kernel for a norm."""
         return self._choose("norm", problem, self._norm)
 
     def heads(self, problem: HeadsProblem) -> HeadsKernel | None:
-        """The kernel for all between projection and attention; None: it is done step by step.
-
-        Raises:
-            NoKernel: every candidate refuses.
-        """
+        """The kernel for all between projection and attention; None: it is done step by step."""
         return self._choose("heads", problem, self._heads)
 
     def all_native(self, native: Native) -> bool:

@@ -7,9 +7,8 @@ while it reads them; operator "kv_append" writes the latents.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar
+from typing import Final, Protocol, TypeAlias
 
 import torch
 from torch import Tensor
@@ -17,6 +16,7 @@ from torch import Tensor
 from model_executor.attention.torch_ref import visible
 from model_executor.batch import BatchInputs
 from model_executor.kv_cache import LayerCache, finite
+from model_executor.layers.operator import OperatorSpec
 
 
 @dataclass(frozen=True)
@@ -93,30 +93,6 @@ class LatentKernels:
     kv_append: LatentAppendKernel
 
 
-K = TypeVar("K", covariant=True)
-
-
-@dataclass(frozen=True)
-class MlaSpec(Generic[K]):
-    """One kernel of the registry.
-
-    Attributes:
-        name: in reports.
-        factory: makes the kernel for a problem that the spec does not reject.
-        devices: it runs on; None: on all.
-    """
-
-    name: str
-    factory: Callable[[MlaProblem], K]
-    devices: frozenset[str] | None = None
-
-    def reject(self, problem: MlaProblem) -> tuple[str, ...]:
-        """Why this kernel does not serve the problem; empty when it does."""
-        if self.devices is None or problem.device in self.devices:
-            return ()
-        return (f"device {problem.device}: runs on {', '.join(sorted(self.devices))}",)
-
-
 class MlaReference:
     """Keys and values of each row made in full, then softmax(scale * q k^T + mask) v, in float32.
 
@@ -169,5 +145,7 @@ class LatentCopy:
         latents.index_copy_(0, slot_mapping, finite(latent, latents.dtype)[:, None])
 
 
-SPEC: MlaSpec[MlaKernel] = MlaSpec("mla_ref", MlaReference)
-APPEND_SPEC: MlaSpec[LatentAppendKernel] = MlaSpec("latent_copy", LatentCopy)
+MlaSpec: TypeAlias = OperatorSpec[MlaProblem, MlaKernel]
+LatentAppendSpec: TypeAlias = OperatorSpec[MlaProblem, LatentAppendKernel]
+SPEC: Final[MlaSpec] = OperatorSpec("mla_ref", MlaReference)
+APPEND_SPEC: Final[LatentAppendSpec] = OperatorSpec("latent_copy", LatentCopy)

@@ -14,10 +14,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from model_executor.attention.mla import MlaKernel, MlaProblem, MlaSpec
+from model_executor.attention.gathered import group_view
+from model_executor.attention.mla import MlaProblem, MlaSpec
 from model_executor.attention.torch_ref import visible
 from model_executor.batch import BatchInputs, DecodeGroup
 from model_executor.kv_cache import LayerCache
+from model_executor.layers.operator import OperatorSpec
 
 EXPANDED_BYTES: Final = 64 * 2**20
 """Most bytes of keys and values made at once, if more than one head fits."""
@@ -61,12 +63,10 @@ class MlaAbsorbed:
     def _decode(
         self, query: Tensor, weights: Tensor, cache: LayerCache, batch: BatchInputs, group: DecodeGroup
     ) -> Tensor:
-        blocks = -(-group.context_len // cache.block_size)
-        table = batch.block_tables[group.first : group.last, :blocks]
-        latents = _gather(cache, table)[:, : group.context_len].to(query.dtype)
-        mask = batch.once(("mla_decode", group.first), lambda: _decode_mask(batch, group))
+        view = batch.once(("group", group.first, None), lambda: group_view(batch, group, None, cache.block_size))
+        latents = _gather(cache, view.table)[:, : view.last].to(query.dtype)
         # The heads stand as queries of one head, so each latent is read once.
-        return self._give_values(self._scored(self._absorb(query, weights), latents, mask), weights)
+        return self._give_values(self._scored(self._absorb(query, weights), latents, view.mask), weights)
 
     def _row(self, query: Tensor, weights: Tensor, cache: LayerCache, batch: BatchInputs, row: int) -> Tensor:
         count, context = query.shape[0], batch.context_lens_host[row]
@@ -127,12 +127,4 @@ def _gather(cache: LayerCache, table: Tensor) -> Tensor:
     return blocks.view(table.shape[0], -1, cache.key.shape[-1])
 
 
-def _decode_mask(batch: BatchInputs, group: DecodeGroup) -> Tensor | None:
-    """bool [rows, 1, 1, context_len]; None when every row sees all of it."""
-    if batch.context_lens_host[group.last - 1] == group.context_len:
-        return None
-    ends = batch.context_lens[group.first : group.last, None]
-    return (torch.arange(group.context_len, device=ends.device) < ends)[:, None, None]
-
-
-SPEC: MlaSpec[MlaKernel] = MlaSpec("mla_absorbed", MlaAbsorbed)
+SPEC: Final[MlaSpec] = OperatorSpec("mla_absorbed", MlaAbsorbed)

@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 
 from model_executor.attention import mla, mla_absorbed
 from model_executor.attention.dispatch import Chooser, KernelTable
-from model_executor.attention.mla import LatentCopy, MlaReference, MlaSpec
+from model_executor.attention.mla import LatentCopy, MlaReference
 from model_executor.errors import NoKernel
 from model_executor.kv_cache import KVCache, LayerShape
+from model_executor.layers.operator import OperatorSpec
 from model_executor.models.spec import AttentionSpec, LatentSpec, NormSpec
 from tests.model_executor.latents import CPU, dense_latent, make_latent_case, make_latent_problem
 
@@ -69,7 +70,7 @@ def test_layers_get_the_kernels_of_their_spec_and_the_choice_is_explained() -> N
 
 
 def test_a_kernel_for_another_device_is_refused_by_name() -> None:
-    elsewhere = MlaSpec("fast", MlaReference, devices=frozenset(("cuda",)))
+    elsewhere = OperatorSpec("fast", MlaReference, devices=frozenset(("cuda",)))
     table = KernelTable(mla_attention=(elsewhere, mla.SPEC))
     assert isinstance(table.mla_attention(make_latent_problem()), MlaReference)
     assert table.explain()[0].candidates[0].reasons == ["device cpu: runs on cuda"]
