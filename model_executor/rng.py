@@ -43,20 +43,19 @@ def philox(counter: Tensor, key: Tensor) -> Tensor:
     return torch.stack((even[0], odd[0], even[1], odd[1]))
 
 
-def uniform(seeds: Tensor, positions: Tensor, stream: int = 0) -> Tensor:
+def uniform(seeds: Tensor, positions: Tensor) -> Tensor:
     """One number in [0, 1) for each row.
 
     Args:
         seeds: int64 [N], 0 .. 2^63 - 1.
         positions: int64 [N], 0 .. 2^63 - 1: index of the token in its sequence.
-        stream: 0 .. 2^32 - 1: separates several draws at one position.
 
     Returns:
         float64 [N]: multiples of 2^-52, so that x * total < total for every total > 0.
     """
     key = torch.stack((seeds & WORD, seeds >> 32))
     zero = torch.zeros_like(positions)
-    counter = torch.stack((positions & WORD, positions >> 32, zero + stream, zero))
+    counter = torch.stack((positions & WORD, positions >> 32, zero, zero))
     words = philox(counter, key)
     bits = (words[0] << (UNIFORM_BITS - 32)) | (words[1] >> (64 - UNIFORM_BITS))
     return bits.double() * 2.0**-UNIFORM_BITS
