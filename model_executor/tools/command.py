@@ -11,6 +11,7 @@ from typing import Final, NoReturn
 from model_executor.errors import ModelRefused, ToolMisused
 from model_executor.weights.layer_plan import FORMS
 
+EXIT_FAILED: Final = 1
 EXIT_USAGE: Final = 2
 EXIT_REFUSED: Final = 3
 EXIT_INTERRUPTED: Final = 130
@@ -48,16 +49,17 @@ def add_layer_flags(parser: argparse.ArgumentParser, default: str | None) -> Non
     )
 
 
-def run_tool(name: str, act: Callable[[Sequence[str]], None], argv: Sequence[str]) -> int:
+def run_tool(name: str, act: Callable[[Sequence[str]], int | None], argv: Sequence[str] | None) -> int:
     """Do it and give the exit code: 0 done, 2 a flag or value is wrong, 3 the model cannot be honoured.
 
     Args:
         name: of the command, for errors of the system.
-        act: the program.
-        argv: its arguments.
+        act: the program; it may give an exit code of its own.
+        argv: its arguments; None: those of the process.
     """
+    status = None
     try:
-        act(argv)
+        status = act(sys.argv[1:] if argv is None else argv)
         sys.stdout.flush()
     except BrokenPipeError:
         # Whoever read the output has seen enough. Nothing is left to flush at exit.
@@ -70,7 +72,7 @@ def run_tool(name: str, act: Callable[[Sequence[str]], None], argv: Sequence[str
         return _failed(f"{name}: {error}", EXIT_USAGE)
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
-    return 0
+    return status or 0
 
 
 def _failed(error: object, status: int) -> int:

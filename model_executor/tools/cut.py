@@ -29,7 +29,7 @@ _UNITS: Final = {None: 1, "kB": 10**3, "KB": 10**3, "MB": 10**6, "GB": 10**9}
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the program; gives the exit status."""
-    return run_tool("tercet cut", _cut, sys.argv[1:] if argv is None else argv)
+    return run_tool("tercet cut", _cut, argv)
 
 
 def _cut(argv: Sequence[str]) -> None:

@@ -29,7 +29,7 @@ from engine_core.wire.evidence import Boundary, Disagreement, PackEntry, ParityR
 from model_executor.device import DTYPES
 from model_executor.errors import ToolMisused
 from model_executor.models.spec import ModelSpec
-from model_executor.tools.command import Parser, run_tool
+from model_executor.tools.command import EXIT_FAILED, Parser, run_tool
 from model_executor.tools.cutter import SHARD_BYTES, CutOptions, check_output, plan_cut, write_cut
 from model_executor.tools.distance import AGREEMENT, FACTOR, RULE, boundaries, first_place, floor, lead
 from model_executor.tools.evidence_file import add_json_flag, write_json
@@ -42,7 +42,6 @@ from model_executor.tools.reference import reference_table
 from model_executor.tools.run_flags import add_run_flags, add_vocab_flag, run_options
 from model_executor.tools.transformers_reference import TransformersReference
 
-EXIT_FAILED: Final = 1
 COUNT: Final = 24
 # Prompts longer than this take several steps.
 CHUNK: Final = 16
@@ -286,17 +285,15 @@ def _first_difference(left: Sequence[int], right: Sequence[int]) -> int | None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the program; gives the exit status: 0 pass, 1 fail, 2 a flag is wrong, 3 the model is refused."""
-    failed: list[str] = []
 
-    def act(arguments: Sequence[str]) -> None:
+    def act(arguments: Sequence[str]) -> int:
         args = _parser().parse_args(arguments)
         report = _report(args)
         write_json(args.json, report)
         sys.stdout.write("\n".join(parity_lines(report)) + "\n")
-        failed.extend(report.failures)
+        return EXIT_FAILED if report.failures else 0
 
-    status = run_tool("tercet parity", act, sys.argv[1:] if argv is None else argv)
-    return EXIT_FAILED if status == 0 and failed else status
+    return run_tool("tercet parity", act, argv)
 
 
 def _report(args: argparse.Namespace) -> ParityReport:

@@ -338,7 +338,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         text = msgspec.json.format(msgspec.json.encode(report)).decode() if args.json else "\n".join(lines(report))
         sys.stdout.write(f"{text}\n")
 
-    return run_tool("tercet plan", act, sys.argv[1:] if argv is None else argv)
+    return run_tool("tercet plan", act, argv)
 
 
 if __name__ == "__main__":

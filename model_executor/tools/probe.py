@@ -326,7 +326,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         for row in report.timings:
             sys.stdout.write(f"{row.kind} {row.mode} {row.place}: {1000 * row.median:.3f} ms\n")
 
-    return run_tool("tercet report", act, sys.argv[1:] if argv is None else argv)
+    return run_tool("tercet report", act, argv)
 
 
 def _options(args: argparse.Namespace) -> OfflineOptions:

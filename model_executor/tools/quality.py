@@ -22,13 +22,12 @@ from engine_core.wire.config import ModelOptions
 from engine_core.wire.evidence import Estimate, Passage, QualityReport
 from model_executor.errors import ConfigRefused, ToolMisused
 from model_executor.models.reader import read_spec
-from model_executor.tools.command import Parser, run_tool
+from model_executor.tools.command import EXIT_FAILED, Parser, run_tool
 from model_executor.tools.evidence_file import add_json_flag, write_json
 from model_executor.tools.observe import FINAL_NORM, Observer
 from model_executor.tools.offline import Offline, OfflineOptions
 from model_executor.tools.run_flags import add_run_flags, run_options
 
-EXIT_FAILED: Final = 1
 WINDOW: Final = 512
 # The end of each window is computed token by token: decode kernels are part of what is served.
 DECODED: Final = 64
@@ -193,16 +192,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     add_run_flags(parser)
     parser.add_argument("--passage", metavar="FILE", required=True, help="the text as token ids, in JSON")
     add_json_flag(parser)
-    failed: list[str] = []
 
-    def act(arguments: Sequence[str]) -> None:
+    def act(arguments: Sequence[str]) -> int:
         args = parser.parse_args(arguments)
         report = measure(run_options(args), _read(Path(args.passage)))
         write_json(args.json, report)
-        failed.extend(report.failures)
+        return EXIT_FAILED if report.failures else 0
 
-    status = run_tool("tercet quality", act, sys.argv[1:] if argv is None else argv)
-    return EXIT_FAILED if status == 0 and failed else status
+    return run_tool("tercet quality", act, argv)
 
 
 def _read(path: Path) -> Passage:

@@ -150,7 +150,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
         write_json(args.json, run_pack(options))
 
-    return run_tool("tercet sentinel", act, sys.argv[1:] if argv is None else argv)
+    return run_tool("tercet sentinel", act, argv)
 
 
 if __name__ == "__main__":
