@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from engine_core.wire.reports import LoadReport, Phase
+from model_executor import device
 from model_executor.errors import CheckpointBroken, WeightsRefused
 from model_executor.models.decoder import Decoder
 from model_executor.models.registry import family
@@ -23,14 +24,13 @@ from model_executor.weights.index import Checkpoint
 from model_executor.weights.layer_plan import LayerPlan
 from model_executor.weights.page_cache import resident_share
 from model_executor.weights.place import dtype_of, place, rows_at_once, targets
-from model_executor.weights.plan import LoadPlan, Step, plan_load, with_own_head
+from model_executor.weights.plan import DTYPES, LoadPlan, Step, plan_load, with_own_head
 from model_executor.weights.report import count_states, loaded_records
 
 Progress = Callable[[Phase, int, int, Literal["bytes", "steps"]], None]
 """Takes phase, done, total, unit."""
 
 BUFFER_BYTES: Final = 16 * 2**20
-TORCH_DTYPES: Final = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 
 
 def load_weights(
@@ -175,7 +175,7 @@ class Shard:
 
     def rows(self, entry: Entry) -> Iterator[Tensor]:
         """The tensor in portions of whole rows; each is valid until the next is asked for."""
-        dtype = TORCH_DTYPES[entry.dtype]
+        dtype = device.DTYPES[DTYPES[entry.dtype]]
         portion = rows_at_once(entry.shape, dtype.itemsize, BUFFER_BYTES)
         row_bytes = entry.nbytes // entry.shape[0]
         for first in range(0, entry.shape[0], portion):

@@ -8,9 +8,11 @@ from math import prod
 import torch
 from torch import Tensor
 
+from model_executor import device
 from model_executor.models.decoder import Decoder
 from model_executor.models.spec import Dtype
 from model_executor.weights.parameters import Parameter
+from model_executor.weights.plan import DTYPES
 
 
 def targets(model: Decoder, parameters: tuple[Parameter, ...]) -> Mapping[str, Tensor]:
@@ -23,12 +25,7 @@ def targets(model: Decoder, parameters: tuple[Parameter, ...]) -> Mapping[str, T
 
 def dtype_of(model: Decoder) -> Dtype:
     """The dtype of the model's parameters."""
-    names: Mapping[torch.dtype, Dtype] = {
-        torch.float32: "float32",
-        torch.bfloat16: "bfloat16",
-        torch.float16: "float16",
-    }
-    return names[model.embedding.weight.dtype]
+    return next(name for name in DTYPES.values() if device.DTYPES[name] == model.embedding.weight.dtype)
 
 
 def rows_at_once(shape: tuple[int, ...], item_bytes: int, limit: int) -> int:
