@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 import torch
 
@@ -27,7 +26,7 @@ from model_executor.device import (
     use_threads,
 )
 from model_executor.errors import NativeUnavailable
-from model_executor.graph_choice import NO_PROGRAM, choose_graphs
+from model_executor.graph_choice import NO_PROGRAM, GraphChoice, choose_graphs
 from model_executor.kv_cache import KVCache, LayerShape, group_layers
 from model_executor.marks import MarkedTable, mark_model
 from model_executor.memory import GroupNeeds, PoolNeeds, size_pools
@@ -40,12 +39,10 @@ from model_executor.runner import Runner
 from model_executor.slots import SlotLimits, Slots
 from model_executor.weights.dummy import dummy_weights
 from model_executor.weights.layer_plan import LayerPlan, choose_layers
-from model_executor.weights.load import load_weights
+from model_executor.weights.load import Progress, load_weights
 from model_executor.weights.report import load_table
 
 log = logging.getLogger(__name__)
-
-Progress = Callable[[Phase, int, int, Literal["bytes", "steps"]], None]
 
 
 @dataclass(frozen=True)
@@ -150,6 +147,46 @@ def bring_up(
     with clock.phase("kv_cache"):
         groups, cache = _cache(config, spec, plan, cache_dtype, device)
         slots = Slots(_limits(config, spec, cache), device)
+    runner, graphs = _runner(config, spec, model, cache, slots, native, device)
+    if profiler is not None:
+        mark_model(model, plan)
+    refused = _warm_up(runner, profiler, clock, progress)
+    ready = ExecutorReady(
+        epoch=epoch,
+        max_model_len=spec.max_model_len,
+        vocab_size=spec.vocab_size,
+        dtype=dtype_name,
+        kv_cache_dtype=cache_dtype_name,
+        device=describe(device),
+        kv_groups=groups,
+        max_num_batched_tokens=_batched_tokens(config, device),
+        load=report,
+        kernels=table.explain(),
+        startup_s=clock.seconds,
+        memory={"weights": weight_bytes(model), "kv_cache": cache.nbytes, "buffers": slots.nbytes},
+        graphs=graphs.report(refused),
+    )
+    log.info("start in seconds: %s", ", ".join(f"{name} {spent:.3f}" for name, spent in clock.seconds.items()))
+    log.info("memory in bytes: %s", ", ".join(f"{name} {size}" for name, size in ready.memory.items()))
+    return Executor(
+        runner=runner if profiler is None else ProfiledRunner(runner, profiler),
+        ready=ready,
+        model=model,
+        plan=plan,
+        cache=cache,
+    )
+
+
+def _runner(
+    config: EngineConfig,
+    spec: ModelSpec,
+    model: Decoder,
+    cache: KVCache,
+    slots: Slots,
+    native: Native | None,
+    device: torch.device,
+) -> tuple[Runner, GraphChoice]:
+    """The runner, and how it runs steps of single tokens."""
     tokens = _batched_tokens(config, device)
     rows = min(config.scheduler.max_num_seqs, tokens)
     refusal = NO_PROGRAM if native is None else why_not(model)
@@ -166,33 +203,7 @@ def bring_up(
         buckets=graphs.buckets,
         program=program,
     )
-    if profiler is not None:
-        mark_model(model, plan)
-    refused = _warm_up(runner, profiler, clock, progress)
-    ready = ExecutorReady(
-        epoch=epoch,
-        max_model_len=spec.max_model_len,
-        vocab_size=spec.vocab_size,
-        dtype=dtype_name,
-        kv_cache_dtype=cache_dtype_name,
-        device=describe(device),
-        kv_groups=groups,
-        max_num_batched_tokens=tokens,
-        load=report,
-        kernels=table.explain(),
-        startup_s=clock.seconds,
-        memory={"weights": weight_bytes(model), "kv_cache": cache.nbytes, "buffers": slots.nbytes},
-        graphs=graphs.report(refused),
-    )
-    log.info("start in seconds: %s", ", ".join(f"{name} {spent:.3f}" for name, spent in clock.seconds.items()))
-    log.info("memory in bytes: %s", ", ".join(f"{name} {size}" for name, size in ready.memory.items()))
-    return Executor(
-        runner=runner if profiler is None else ProfiledRunner(runner, profiler),
-        ready=ready,
-        model=model,
-        plan=plan,
-        cache=cache,
-    )
+    return runner, graphs
 
 
 def _warm_up(runner: Runner, profiler: StepProfiler | None, clock: PhaseClock, progress: Progress) -> str | None:
