@@ -15,7 +15,7 @@ from model_executor.models.registry import find_family
 from model_executor.models.spec import ModelSpec
 from model_executor.weights.index import INDEX, SINGLE, Checkpoint
 from model_executor.weights.layer_plan import LayerPlan, choose_layers
-from model_executor.weights.parameters import NameTable, Parameter, block_parameters, outer_parameters
+from model_executor.weights.parameters import NameTable, Parameter, plan_parameters
 
 # Files that some quantization tools write beside config.json, with module paths in them.
 QUANTIZATION_FILES: Final = ("quantize_config.json", "quant_config.json", "hf_quant_config.json")
@@ -51,7 +51,7 @@ class OpenModel(Struct, frozen=True):
 
     def parameters(self, plan: LayerPlan) -> tuple[Parameter, ...]:
         """What a plan makes of the checkpoint, quantization aside."""
-        return (*outer_parameters(self.spec, self.names), *block_parameters(self.spec, plan, self.names))
+        return plan_parameters(self.spec, plan, self.names)
 
     def plan(self, layers: str, *, allow_missing_classes: bool) -> LayerPlan:
         """The plan for a choice of blocks, as `tercet serve` would make it.

@@ -33,7 +33,7 @@ from model_executor.tools.observe import EMBEDDING, FINAL_NORM, Observer, block_
 from model_executor.tools.offline import Offline, OfflineOptions
 from model_executor.tools.pack import make_pack
 from model_executor.tools.run_flags import add_run_flags, add_vocab_flag, run_options
-from model_executor.weights.parameters import block_parameters, outer_parameters
+from model_executor.weights.parameters import plan_parameters
 
 Kind = Literal["prefill", "decode"]
 KINDS: Final[tuple[Kind, ...]] = ("prefill", "decode")
@@ -105,7 +105,7 @@ def _tensors(offline: Offline) -> Check:
     """Every parameter has the shape and dtype that planning gave it, and lies contiguous."""
     model, plan = offline.executor.model, offline.executor.plan
     names = family(offline.spec.architecture).names
-    wanted = {p.name: p for p in (*outer_parameters(offline.spec, names), *block_parameters(offline.spec, plan, names))}
+    wanted = {each.name: each for each in plan_parameters(offline.spec, plan, names)}
     dtype = model.embedding.weight.dtype
     there = dict(model.named_parameters())
     packed = {name for name in wanted.keys() - there.keys() if _is_packed(model, name)}

@@ -21,7 +21,7 @@ from model_executor.models.registry import family
 from model_executor.models.spec import ModelSpec
 from model_executor.weights.layer_plan import LayerPlan
 from model_executor.weights.load import Progress
-from model_executor.weights.parameters import Parameter, Source, block_parameters, outer_parameters
+from model_executor.weights.parameters import Parameter, Source, plan_parameters
 from model_executor.weights.place import dtype_of, place, rows_at_once, targets
 from model_executor.weights.report import count_states, generated_records
 
@@ -54,7 +54,7 @@ def dummy_weights(
     """
     began = time.monotonic()
     names = family(spec.architecture).names
-    parameters = (*outer_parameters(spec, names), *block_parameters(spec, plan, names))
+    parameters = plan_parameters(spec, plan, names)
     into = targets(model, parameters)
     progress("plan", 1, 1, "steps")
     planned = time.monotonic()

@@ -15,7 +15,7 @@ from msgspec import Struct
 from model_executor.errors import WeightsRefused
 from model_executor.models.spec import ModelSpec
 from model_executor.weights.index import Checkpoint
-from model_executor.weights.parameters import IgnoreRule, NameTable
+from model_executor.weights.parameters import NameTable
 
 _MARK: Final = "{source}"
 
@@ -88,7 +88,7 @@ def take_stock(spec: ModelSpec, names: NameTable, checkpoint: Checkpoint) -> Inv
     unexpected: list[str] = []
     for name in sorted(checkpoint.files):
         block = prefix.index(name)
-        if rule := _rule(names, name):
+        if rule := names.rule_of(name):
             (other_parts if rule.other_part else ignored)[name] = rule.reason
         elif block is None:
             outer.append(name)
@@ -109,10 +109,6 @@ def take_stock(spec: ModelSpec, names: NameTable, checkpoint: Checkpoint) -> Inv
 def files_of(checkpoint: Checkpoint, tensors: Iterable[str]) -> tuple[str, ...]:
     """The files that hold these tensors, sorted."""
     return tuple(sorted({checkpoint.files[name] for name in tensors}))
-
-
-def _rule(names: NameTable, tensor: str) -> IgnoreRule | None:
-    return next((rule for rule in names.ignored if re.fullmatch(rule.pattern, tensor)), None)
 
 
 def _frozen(groups: Mapping[int, list[str]]) -> dict[int, tuple[str, ...]]:

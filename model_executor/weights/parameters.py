@@ -6,6 +6,7 @@ A parameter's name holds the runtime index ("blocks.1.mlp.down.weight"), its sou
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Final, Literal, TypeAlias
 
@@ -88,6 +89,10 @@ class NameTable(Struct, frozen=True):
         """The table by which a checkpoint with these tensors was named; this one, if none fits."""
         return next((table for table in (self, *self.others) if table.norm in tensors), self)
 
+    def rule_of(self, tensor: str) -> IgnoreRule | None:
+        """The rule by which a tensor is left in the file; None: there is none."""
+        return next((rule for rule in self.ignored if re.fullmatch(rule.pattern, tensor)), None)
+
 
 class Linear(Struct, frozen=True):
     """A linear map of a block: widths of its outputs, one for each module it is made from; see Parameter."""
@@ -130,6 +135,11 @@ class Vector(Struct, frozen=True):
 
 
 Part: TypeAlias = Linear | Norm | Experts | Vector
+
+
+def plan_parameters(spec: ModelSpec, plan: LayerPlan, names: NameTable) -> tuple[Parameter, ...]:
+    """All that a plan runs: what stands outside the blocks, then its blocks."""
+    return (*outer_parameters(spec, names), *block_parameters(spec, plan, names))
 
 
 def outer_parameters(spec: ModelSpec, names: NameTable) -> tuple[Parameter, ...]:

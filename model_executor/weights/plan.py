@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping
 from typing import Final
 
@@ -149,9 +148,8 @@ def _classify(
 
 
 def _rule(spec: ModelSpec, names: NameTable, tensor: str) -> str | None:
-    for rule in names.ignored:
-        if re.fullmatch(rule.pattern, tensor):
-            return rule.reason
+    if rule := names.rule_of(tensor):
+        return rule.reason
     first = len(spec.layers)
     mtp = (names.block.format(source=source) for source in range(first, first + spec.mtp_layers))
     return MTP_RULE if any(tensor.startswith(prefix) for prefix in mtp) else None
