@@ -159,6 +159,8 @@ def _start(section: Section, options: argparse.Namespace, lines: Path, shard: st
     command = [sys.executable, "-m", "tests.gpu.check", "--inside", section.name, "--shard", shard]
     command += ["--lines", str(lines), "--wheels", str(options.wheels)]
     environment = dict(os.environ)
+    # Shards that each take all cores would wait for each other.
+    environment.setdefault("OMP_NUM_THREADS", str(max((os.cpu_count() or 1) // int(shard.partition("/")[2]), 1)))
     if options.dry_run_cpu:
         command.append("--dry-run-cpu")
         environment["TRITON_INTERPRET"] = "1"

@@ -14,12 +14,21 @@ from model_executor.batch import BatchInputs, StepRows, build_index, to_inputs
 from model_executor.graph import GraphRunner, GraphShape
 from model_executor.kv_cache import KVCache, LayerShape
 from model_executor.models.decoder import Decoder
-from model_executor.models.spec import AttentionSpec, LayerSpec, MlpSpec, ModelSpec, NormSpec, RopeSpec
+from model_executor.models.spec import (
+    AttentionSpec,
+    LayerSpec,
+    MlpSpec,
+    ModelSpec,
+    MoeSpec,
+    NormSpec,
+    RopeSpec,
+    RoutingSpec,
+)
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """Sizes of a model of the Llama family."""
+    """Sizes of a model of the Llama family; with experts, of which a token takes two, of Mixtral's."""
 
     hidden: int
     layers: int
@@ -30,6 +39,7 @@ class Sizes:
     vocab: int
     max_len: int
     window: int | None = None
+    experts: int = 0
 
     def spec(self) -> ModelSpec:
         """The model."""
@@ -38,6 +48,9 @@ class Sizes:
             self.heads, self.kv_heads, self.head_dim, self.head_dim**-0.5, rope=rope, window=self.window
         )
         mlp, norm = MlpSpec(self.intermediate, "silu"), NormSpec(1e-5)
+        if self.experts:
+            routing = RoutingSpec(self.experts, top_k=2, score="softmax", normalize=True)
+            mlp = MlpSpec(self.intermediate, "silu", kind="moe", moe=MoeSpec(routing))
         layers = tuple(LayerSpec(source, attention, mlp, norm) for source in range(self.layers))
         return ModelSpec(
             architecture="LlamaForCausalLM",
@@ -107,8 +120,8 @@ def make(
         if parameter.ndim == 1:
             parameter.data.fill_(1)
         else:
-            # Weights lie (in, out); the embedding's rows are vectors of variance 1.
-            fan_in = 1 if parameter is decoder.embedding.weight else parameter.shape[0]
+            # Weights lie (in, out), experts one behind the other; the embedding's rows are vectors of variance 1.
+            fan_in = 1 if parameter is decoder.embedding.weight else parameter.shape[-2]
             bound = (3 / fan_in) ** 0.5
             parameter.data.uniform_(-bound, bound, generator=generator)
     decoder.pack()
