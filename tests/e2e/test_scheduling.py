@@ -148,31 +148,41 @@ def check_idle(server: Server) -> None:
 
 
 def test_progress_under_memory_pressure(tight: Server, executor: Executor) -> None:
-    """Thirty requests, each of which fits, together more than five times the pool: all end, and as they do alone."""
+    """Thirty requests, each of which fits, together more than five times the pool: all end, and as they do alone.
+
+    On a busy machine they may come so slowly that nobody is preempted; then they come again.
+    """
     count = 40
     asked = clear_requests(executor, 30, count, seed=84, shortest=50, longest=80)
     assert sum(len(each.prompt) + count for each in asked) > 5 * TIGHT_BLOCKS * BLOCK_SIZE
 
     async def run() -> None:
+        # With a salt of its own each burst is computed in full.
         async with http_of(tight) as http:
-            before = counter(tight, "tercet_num_preemptions")
             began = time.monotonic()
-            answers = await asyncio.gather(*(complete(http, each.prompt, count) for each in asked))
-            wall = time.monotonic() - began
-            preemptions = counter(tight, "tercet_num_preemptions") - before
-            began = time.monotonic()
-            # With a salt of its own each is computed in full.
             alone = [await complete(http, each.prompt, count, cache_salt="alone") for each in asked[:5]]
             solo = (time.monotonic() - began) / len(alone) * len(asked)
-        assert [answer.token_ids for answer in answers] == [each.expected for each in asked]
-        assert [answer.token_ids for answer in alone] == [each.expected for each in asked[:5]]
-        # The counter is told once a second.
-        assert 0 <= preemptions < 10 * len(asked)
-        assert wall < 3 * solo
+            assert [answer.token_ids for answer in alone] == [each.expected for each in asked[:5]]
+            for burst in range(10):
+                began = time.monotonic()
+                salt = f"burst {burst}"
+                answers = await asyncio.gather(*(complete(http, each.prompt, count, cache_salt=salt) for each in asked))
+                assert time.monotonic() - began < 3 * solo
+                assert [answer.token_ids for answer in answers] == [each.expected for each in asked]
+                if preempted():
+                    return
+        raise AssertionError("nobody was preempted")
+
+    def preempted() -> bool:
+        """Whether the counter, which is told once a second, moves within two."""
+        try:
+            wait_for("preemptions in /metrics", lambda: counter(tight, "tercet_num_preemptions") > 0, 2)
+        except AssertionError:
+            return False
+        return counter(tight, "tercet_num_preemptions") < 100 * len(asked)
 
     asyncio.run(run())
     check_idle(tight)
-    wait_for("preemptions in /metrics", lambda: counter(tight, "tercet_num_preemptions") > 0)
 
 
 def test_an_urgent_request_does_not_wait_for_a_row(tmp_path: Path) -> None:
