@@ -105,8 +105,11 @@ class Connection:
         self._socket.disable_monitor()
         self._monitor.close(linger=0)
         self._socket.close(linger=BYE_LINGER_MS)
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        await asyncio.to_thread(self._context.term)
+        try:
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+        finally:
+            # Whoever closes may be cancelled meanwhile; nobody would come back for the context.
+            await asyncio.shield(asyncio.to_thread(self._context.term))
 
     def _own(self, work: Coroutine[object, object, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)

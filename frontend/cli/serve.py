@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import logging
 import os
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from frontend.cli.options import add_options, build, merged, options
 from frontend.cli.version import package_version
 from frontend.config import API_KEY_VARIABLE, MASK, ServeConfig, printable, read_keys, read_values
 from frontend.errors import UsageError
+from frontend.tokenizer.pool import text_threads
 
 
 def add_parser(subparsers: argparse._SubParsersAction[Any]) -> None:
@@ -44,7 +46,16 @@ def run(args: argparse.Namespace) -> int:
     from frontend.serving import serve  # the server's imports are not needed to print a configuration
 
     log_to_stderr(config.engine.log.log_format)
-    return serve(config, say, version=package_version())
+    return leave(serve(config, say, version=package_version()))
+
+
+def leave(status: int) -> int:
+    """End with this exit status at once where a text is still worked on, which can take long; else give it back."""
+    if text_threads():
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+    return status
 
 
 def say(line: str) -> None:

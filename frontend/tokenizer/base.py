@@ -23,6 +23,19 @@ class Rendered:
     plain: tuple[tuple[int, int], ...] = ()
 
 
+@dataclass(frozen=True)
+class TokenBound:
+    """How much text one token stands for at most.
+
+    Attributes:
+        longest: bytes of UTF-8.
+        lost: bytes that the vocabulary lacks; in a text they may become no token at all.
+    """
+
+    longest: int
+    lost: bytes = b""
+
+
 class TextDecoder(Protocol):
     """Turns the tokens of one answer into text, one by one.
 
@@ -53,7 +66,7 @@ class Tokenizer(Protocol):
         special_tokens: literal -> id of every special token.
         special_ids: the ids of these.
         template_variables: what templates know by name: "bos_token", "eos_token", "unk_token" ...
-        longest: bytes of UTF-8 that one token stands for at most; None where nothing bounds them.
+        bound: how much text one token stands for at most; None where nothing bounds it.
     """
 
     source: str
@@ -63,7 +76,7 @@ class Tokenizer(Protocol):
     special_tokens: Mapping[str, int]
     special_ids: frozenset[int]
     template_variables: Mapping[str, str]
-    longest: int | None
+    bound: TokenBound | None
 
     def encode(self, text: str, *, add_special: bool = True, parse_special: bool = True) -> list[int]:
         """The ids of a prompt. It may take seconds for megabytes: keep it off the event loop (tokenizer/pool.py).

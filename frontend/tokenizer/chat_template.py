@@ -133,7 +133,7 @@ class ChatTemplate:
             raise TemplateMissing(
                 "this model has no chat template; use completions, or start the server with --chat-template"
             )
-        shield = Shield(self._literals, random_word)
+        shield = Shield(self._literals, random_word())
         ready = [self._shaped(message) for message in prepared(messages)]
         covered = [_covered(shield, message) for message in ready]
         tag = _open_end(covered, random_word()) if continue_final_message else None

@@ -16,7 +16,7 @@ from frontend.errors import TokenizerError
 from frontend.tokenizer.base import Rendered, TextDecoder, without_surrogates
 from frontend.tokenizer.byte_level import ByteLevelDecoder, ByteTable
 from frontend.tokenizer.byte_runs import Piece, PieceTable, WholeRunDecoder, byte_value
-from frontend.tokenizer.longest import longest_token
+from frontend.tokenizer.longest import token_bound
 from frontend.tokenizer.special import added_tokens, extra_specials, literal_pattern, template_variables
 from frontend.tokenizer.window import WindowDecoder
 
@@ -56,7 +56,7 @@ class HfTokenizer:
         self.special_ids = frozenset(self.special_tokens.values())
         vocabulary = library.get_vocab(with_added_tokens=True)
         self.vocab_size = 1 + max(vocabulary.values(), default=-1)
-        self.longest = longest_token(library, vocabulary)
+        self.bound = token_bound(library, vocabulary)
         self.bos_id = self._named("bos_token")
         self.eos_id = self._named("eos_token")
         self._prefix = self._find_prefix(config)

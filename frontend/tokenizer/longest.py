@@ -14,23 +14,28 @@ import tokenizers
 from tokenizers.normalizers import Normalizer
 from tokenizers.pre_tokenizers import PreTokenizer
 
-from frontend.tokenizer.base import Tokenizer
+from frontend.tokenizer.base import TokenBound, Tokenizer
 from frontend.tokenizer.byte_level import byte_alphabet
 
 KEEPING: Final = frozenset({"ByteLevel", "Digits", "Metaspace", "Prepend", "Punctuation", "Split"})
+# Those of them that leave every byte the byte it was.
+EXACT: Final = KEEPING - {"Metaspace"}
 # Canonical composition makes UTF-8 three times shorter at most, and so does the replacement of single characters.
 NFC_SHRINKS: Final = 9
 
 
 def least_tokens(tokenizer: Tokenizer, text: str) -> int:
     """A number of tokens that the text has for sure; 0 where there is no telling."""
-    if tokenizer.longest is None:
+    bound = tokenizer.bound
+    if bound is None:
         return 0
-    return -(-len(text.encode(errors="replace")) // tokenizer.longest)
+    # A lone surrogate becomes a character whose bytes may be among the lost ones.
+    encoded = text.encode(errors="ignore" if bound.lost else "replace").translate(None, bound.lost)
+    return -(-len(encoded) // bound.longest)
 
 
-def longest_token(library: tokenizers.Tokenizer, vocabulary: Mapping[str, int]) -> int | None:
-    """Bytes of UTF-8 that one token stands for at most; None where nothing bounds them.
+def token_bound(library: tokenizers.Tokenizer, vocabulary: Mapping[str, int]) -> TokenBound | None:
+    """How much text one token stands for at most; None where nothing bounds it.
 
     Args:
         library: of a tokenizer.json.
@@ -39,7 +44,11 @@ def longest_token(library: tokenizers.Tokenizer, vocabulary: Mapping[str, int]) 
     steps = [*_steps(library.normalizer), *_steps(library.pre_tokenizer)]
     added = library.get_added_tokens_decoder().values()
     # A token that eats the spaces beside it can eat any number of them.
-    if any(token.lstrip or token.rstrip for token in added) or not _knows_every_byte(library, steps):
+    lost = _lost_bytes(library, steps)
+    if lost is None or any(token.lstrip or token.rstrip for token in added):
+        return None
+    # Where a step writes other bytes, one that is known may become one that is lost.
+    if lost and not all(step["type"] in EXACT for step in steps):
         return None
     shrinks = 1
     for step in steps:
@@ -49,7 +58,7 @@ def longest_token(library: tokenizers.Tokenizer, vocabulary: Mapping[str, int]) 
             return None
     # A character of a piece is a byte, or several: it is never less.
     pieces = max(map(len if _is_byte_level(steps) else _size, vocabulary))
-    return shrinks * max([pieces, *(_size(token.content) for token in added)])
+    return TokenBound(shrinks * max([pieces, *(_size(token.content) for token in added)]), lost)
 
 
 def _steps(component: Normalizer | PreTokenizer | None) -> list[dict[str, Any]]:
@@ -68,14 +77,15 @@ def _keeps(step: Mapping[str, Any]) -> bool:
     return step["type"] in KEEPING and step.get("behavior") != "Removed"
 
 
-def _knows_every_byte(library: tokenizers.Tokenizer, steps: list[dict[str, Any]]) -> bool:
-    """Whether no part of a text is left out, or put together with others, because the vocabulary lacks it."""
+def _lost_bytes(library: tokenizers.Tokenizer, steps: list[dict[str, Any]]) -> bytes | None:
+    """The bytes that the vocabulary lacks; None where what it lacks is not known by bytes."""
     if not isinstance(library.model, tokenizers.models.BPE):
-        return False
+        return None
     if _is_byte_level(steps):
-        return all(library.token_to_id(letter) is not None for letter in byte_alphabet())
+        return bytes(value for letter, value in byte_alphabet().items() if library.token_to_id(letter) is None)
     names = (f"<0x{value:02X}>" for value in range(256))
-    return library.model.byte_fallback and all(library.token_to_id(name) is not None for name in names)
+    known = library.model.byte_fallback and all(library.token_to_id(name) is not None for name in names)
+    return b"" if known else None
 
 
 def _is_byte_level(steps: list[dict[str, Any]]) -> bool:

@@ -6,6 +6,7 @@ The tokenizer libraries let other threads run while they work; a template does n
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final, TypeVar
@@ -16,6 +17,12 @@ T = TypeVar("T")
 
 DEFAULT_WORKERS: Final = 2
 DEFAULT_JOBS: Final = 1024
+THREADS: Final = "text"
+
+
+def text_threads() -> bool:
+    """Whether a thread of any pool still lives: the interpreter would wait for it at its end."""
+    return any(thread.name.startswith(THREADS) for thread in threading.enumerate())
 
 
 class TextPool:
@@ -32,7 +39,7 @@ class TextPool:
     def __init__(self, *, workers: int = DEFAULT_WORKERS, max_jobs: int = DEFAULT_JOBS) -> None:
         self.jobs = 0
         self._max_jobs = max_jobs
-        self._threads = ThreadPoolExecutor(workers, thread_name_prefix="text")
+        self._threads = ThreadPoolExecutor(workers, thread_name_prefix=THREADS)
 
     async def run(self, work: Callable[[], T]) -> T:
         """Do `work` in a thread; what it raises is raised here.

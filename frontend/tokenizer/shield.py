@@ -1,18 +1,24 @@
 """Keeps the literals of special tokens that stand in messages from becoming control tokens.
 
-Before rendering, each such literal is replaced by a word of random digits, which templates pass on as they pass on any
-word. After rendering the words turn back, and their places are known to be plain text. Messages without such literals
-are not touched, so that the prompt is what the template makes of them.
+Before rendering, each such literal is replaced by a word of digits, which templates pass on as they pass on any word.
+After rendering the words turn back, and their places are known to be plain text. Messages without such literals are not
+touched, so that the prompt is what the template makes of them.
+
+All words of a rendering begin with the same random digits, and equal literals have the same word: the words are found
+in one pass over the text, however many there are.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Iterable
+from typing import Any, Final
 
 from frontend.tokenizer.base import Rendered
 from frontend.tokenizer.special import literal_pattern
+
+# Of the number behind the random digits.
+NUMBER_DIGITS: Final = 8
 
 
 class Shield:
@@ -20,14 +26,15 @@ class Shield:
 
     Args:
         literals: of the special tokens.
-        word: gives a word of random digits, always as long; no two, and nothing a user may know before.
+        key: random digits, nothing a user may know before.
     """
 
-    def __init__(self, literals: Iterable[str], word: Callable[[], str]) -> None:
+    def __init__(self, literals: Iterable[str], key: str) -> None:
         self._literals = tuple(literals)
         self._pattern = literal_pattern(self._literals)
-        self._word = word
+        self._key = key
         self._words: dict[str, str] = {}
+        self._stood_for: dict[str, str] = {}
 
     def cover(self, value: Any) -> Any:  # noqa: ANN401 - JSON
         """The value with every literal in it replaced: in texts, in lists and objects, in keys.
@@ -49,8 +56,11 @@ class Shield:
         out: list[str] = []
         spans: list[tuple[int, int]] = []
         length = position = 0
-        for match in re.finditer("|".join(self._words), text):
-            before, literal = text[position : match.start()], self._words[match.group()]
+        for match in re.finditer(f"{self._key}[0-9]{{{NUMBER_DIGITS}}}", text):
+            literal = self._stood_for.get(match.group())
+            if literal is None:
+                continue
+            before = text[position : match.start()]
             length += len(before)
             spans.append((length, length + len(literal)))
             length += len(literal)
@@ -76,6 +86,8 @@ class Shield:
         return self._stand_in(match.group())
 
     def _stand_in(self, literal: str) -> str:
-        word = self._word()
-        self._words[word] = literal
+        word = self._words.get(literal)
+        if word is None:
+            word = self._words[literal] = f"{self._key}{len(self._words):0{NUMBER_DIGITS}d}"
+            self._stood_for[word] = literal
         return word

@@ -12,7 +12,7 @@ from typing import Any, Final
 import sentencepiece
 
 from frontend.errors import TokenizerError
-from frontend.tokenizer.base import Rendered, TextDecoder, without_surrogates
+from frontend.tokenizer.base import Rendered, TextDecoder, TokenBound, without_surrogates
 from frontend.tokenizer.byte_runs import LeadingSpaces, Piece, PieceTable, RunDecoder, Verbatim, byte_value
 from frontend.tokenizer.special import AddedToken, added_tokens, literal_pattern, template_variables
 
@@ -37,7 +37,7 @@ class SpmTokenizer:
     def __init__(self, model: bytes, config: Mapping[str, Any], added: Mapping[int, AddedToken], source: str) -> None:
         self.source = source
         # What its normalizer drops, the library does not tell.
-        self.longest: int | None = None
+        self.bound: TokenBound | None = None
         self._first = sentencepiece.SentencePieceProcessor(model_proto=model)
         # Text behind a special token gets no space put in front, unless the model was made the old way.
         legacy = config.get("legacy") is True

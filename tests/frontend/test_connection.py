@@ -196,6 +196,20 @@ def test_close_without_a_core_does_not_wait(tmp_path: Path) -> None:
     asyncio.run(scenario())
 
 
+@pytest.mark.parametrize("turns", [1, 2, 3, 4])
+def test_a_close_that_is_cancelled_leaves_no_context(turns: int, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with bench(tmp_path) as one:
+            closing = asyncio.create_task(one.connection.close())
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            closing.cancel()
+            await asyncio.gather(closing, return_exceptions=True)
+            await one.until(lambda: one.connection._context.closed)
+
+    asyncio.run(scenario())
+
+
 def test_the_socket_is_bounded(tmp_path: Path) -> None:
     async def scenario() -> None:
         context = zmq.asyncio.Context()

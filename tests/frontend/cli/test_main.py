@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -199,3 +201,22 @@ def test_an_error_without_an_exit_code_is_the_engine_s(
     monkeypatch.setattr(chat, "run", run)
     assert main(["chat"]) == EXIT_ENGINE
     assert capsys.readouterr().err == "error: the welcome: nothing came within 2 s\n"
+
+
+LEAVING = """
+import threading
+from frontend.cli.serve import leave
+from frontend.tokenizer.pool import TextPool
+
+pool, working = TextPool(workers=1), threading.Event()
+pool._threads.submit(lambda: (working.set(), threading.Event().wait(100)))
+working.wait(10)
+pool.close()
+print("ended")
+raise SystemExit(leave(7))
+"""
+
+
+def test_a_text_that_is_still_worked_on_holds_nobody_up_at_the_end() -> None:
+    ended = subprocess.run([sys.executable, "-c", LEAVING], capture_output=True, text=True, timeout=50, check=False)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (7, "ended\n", "")

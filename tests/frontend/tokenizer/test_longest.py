@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, models, normalizers, pre_tokenizers
 
+from frontend.tokenizer.base import TokenBound
 from frontend.tokenizer.byte_level import byte_alphabet
 from frontend.tokenizer.hf import HfTokenizer
 from frontend.tokenizer.longest import NFC_SHRINKS, least_tokens
@@ -42,23 +43,38 @@ def normalized(*steps: normalizers.Normalizer) -> Callable[[tokenizers.Tokenizer
 @given(st.text())
 def test_no_text_has_fewer_tokens_than_the_bound_says(text: str) -> None:
     for tokenizer in (bbpe(), llama()):
-        assert tokenizer.longest is not None
+        assert tokenizer.bound is not None
         assert least_tokens(tokenizer, text) <= len(tokenizer.encode(text, add_special=False))
 
 
 @given(SHRINKING)
 def test_nor_has_one_that_composition_makes_shorter(text: str) -> None:
     tokenizer = byte_level(normalized(normalizers.NFC()))
-    assert tokenizer.longest == NFC_SHRINKS * len("hello")
+    assert tokenizer.bound == TokenBound(NFC_SHRINKS * len("hello"))
     assert least_tokens(tokenizer, text) <= len(tokenizer.encode(text))
 
 
 def test_the_bound_is_the_longest_token() -> None:
-    assert byte_level().longest == len("hello")
-    assert byte_level(lambda library: library.add_tokens(["\u6f22" * 4])).longest == 12
-    assert bbpe().longest == max(map(len, SPECIALS))
+    assert byte_level().bound == TokenBound(len("hello"))
+    assert byte_level(lambda library: library.add_tokens(["\u6f22" * 4])).bound == TokenBound(12)
+    assert bbpe().bound == TokenBound(max(map(len, SPECIALS)))
     assert least_tokens(byte_level(), "x" * 51) == 11
     assert least_tokens(byte_level(), "\ud800" * 50) == 10
+
+
+LACKING = byte_level(lacks="".join(letter for letter, value in BYTES.items() if value in b"a\xef\x01"))
+
+
+@given(st.text(st.sampled_from("abhello\x01\ufffd\uff21\ud800 ")) | st.text())
+def test_bytes_that_the_vocabulary_lacks_count_for_nothing(text: str) -> None:
+    assert LACKING.bound is not None
+    assert set(LACKING.bound.lost) == set(b"a\xef\x01")
+    assert least_tokens(LACKING, text) <= len(LACKING.encode(text))
+
+
+def test_a_text_of_other_bytes_is_bounded_all_the_same() -> None:
+    assert least_tokens(LACKING, "x" * 51) == 11
+    assert least_tokens(LACKING, "a" * 51) == 0
 
 
 def _split(library: tokenizers.Tokenizer) -> None:
@@ -70,7 +86,8 @@ def _split(library: tokenizers.Tokenizer) -> None:
 @pytest.mark.parametrize(
     "tokenizer",
     [
-        byte_level(lacks="a"),
+        byte_level(normalized(normalizers.NFC()), lacks="a"),
+        byte_level(normalized(normalizers.Replace("b", "aa")), lacks="a"),
         byte_level(normalized(normalizers.Strip())),
         byte_level(normalized(normalizers.NFKC())),
         byte_level(normalized(normalizers.Replace("aa", "a"))),
@@ -84,5 +101,5 @@ def _split(library: tokenizers.Tokenizer) -> None:
     ],
 )
 def test_where_text_may_vanish_nothing_is_said(tokenizer: HfTokenizer) -> None:
-    assert tokenizer.longest is None
+    assert tokenizer.bound is None
     assert least_tokens(tokenizer, "x" * 10**6) == 0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import count
+import time
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,10 +13,12 @@ from frontend.tokenizer.shield import Shield
 LITERALS = ["<|end|>", "<|start|>", "</s>"]
 
 
+KEY = "483920175566"
+
+
 def shield() -> Shield:
-    """A shield with words that can be told apart."""
-    numbers = count(10**11)
-    return Shield(LITERALS, lambda: str(next(numbers)))
+    """A shield with a key that texts here do not have."""
+    return Shield(LITERALS, KEY)
 
 
 def test_literals_are_replaced_and_come_back() -> None:
@@ -51,6 +53,28 @@ def test_text_that_the_template_drops_leaves_nothing() -> None:
     one = shield()
     one.cover("</s>")
     assert one.uncover("hi") == Rendered("hi")
+
+
+def test_digits_beside_a_word_stay() -> None:
+    one = shield()
+    covered = one.cover("12</s>34<|end|>")
+    assert one.uncover(covered) == Rendered("12</s>34<|end|>", ((2, 6), (8, 15)))
+
+
+def test_what_only_looks_like_a_word_stays() -> None:
+    one = shield()
+    covered = one.cover("</s>")
+    assert one.uncover(f"{KEY}99999999 {covered} {KEY}12") == Rendered(f"{KEY}99999999 </s> {KEY}12", ((21, 25),))
+
+
+def test_many_literals_take_time_in_proportion() -> None:
+    """Of 300,000 literals each is looked for once: with a search for each of them this takes hours."""
+    one, count = shield(), 300_000
+    began = time.monotonic()
+    rendered = one.uncover(one.cover("<|end|>" * count))
+    assert time.monotonic() - began < 30
+    assert len(rendered.plain) == count
+    assert rendered.text == "<|end|>" * count
 
 
 @given(st.lists(st.sampled_from([*LITERALS, "<", "<|", "a", "|>", "\n", "1"]), max_size=12))
