@@ -40,6 +40,7 @@ HTTP_TITLES: Final = ("http_throughput", "http_share", "http_share_low", "http_s
 OWN: Final = {
     "output_throughput, low, high": "answer tokens a second: median, smallest and largest of the repeats",
     "other figures": "of the repeat with the median rate",
+    "raw": "of each number the loads on the engine in order, then those through HTTP",
     "http_throughput": "as output_throughput, of the loads through HTTP",
     "http_share, http_share_low, http_share_high": "rate through HTTP divided by the engine's in the same repeat: "
     "median, smallest and largest",
